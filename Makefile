@@ -1,0 +1,32 @@
+# Everything a person types. The virtual environment is made once and kept up to date by its stamp file.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+ARGS   ?=
+
+.PHONY: demo test check fmt setup clean
+
+demo: setup
+	@$(BIN)/transom demo $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+fmt: setup
+	@$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "transom: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/uv || ($(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv)
+	@echo "Installing into $(VENV) (the first time takes a minute) ..."
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet -c constraints.txt --editable '.[all]' --group dev
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .transom

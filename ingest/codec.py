@@ -1,0 +1,90 @@
+"""Messages to bytes and back: JSON by msgspec, type and version in CloudEvents 1.0 headers (Kafka binary mode)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .events import MESSAGE_TYPES, Message, Topic
+
+MESSAGE_BYTES_MAX = 1_000_000  # below Kafka's default message.max.bytes (1,048,588) with room for headers
+TYPE_PREFIX = "org.transom."
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class Undecodable(Exception):
+    """These bytes are not a message this reader knows; `reason` is one sentence for the dead letter."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Encoded(NamedTuple):
+    """A message ready for a producer."""
+
+    topic: Topic
+    key: str
+    headers: tuple[tuple[str, bytes], ...]
+    value: bytes
+
+
+class Codec:
+    """Encodes and decodes the message types it is given; a room above passes its own types along with ours."""
+
+    def __init__(self, types: Mapping[str, tuple[Topic, type[Any]]] = MESSAGE_TYPES) -> None:
+        self._decoders = {name: msgspec.json.Decoder(type_) for name, (_, type_) in types.items()}
+        self._names = {type_: (name, topic) for name, (topic, type_) in types.items()}
+        self._encoder = msgspec.json.Encoder()
+
+    def encode(self, message: Any) -> Encoded:
+        """Bytes and headers of `message`. Raises ValueError if it is larger than `MESSAGE_BYTES_MAX`."""
+        name, topic = self._names[type(message)]
+        value = self._encoder.encode(message)
+        if len(value) > MESSAGE_BYTES_MAX:
+            raise ValueError(f"a {name} message of {len(value)} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+        return Encoded(topic, message.job, cloud_event_headers(name, message), value)
+
+    def decode(self, headers: Headers, value: bytes) -> Any:
+        """The message, unknown fields ignored. Raises Undecodable and nothing else, whatever the bytes are."""
+        if len(value) > MESSAGE_BYTES_MAX:
+            raise Undecodable(f"the message has {len(value)} bytes, the limit is {MESSAGE_BYTES_MAX}")
+        name = message_type(headers)
+        decoder = self._decoders.get(name)
+        if decoder is None:
+            raise Undecodable(f"message type {name!r} is not known to this reader; is the producer newer than we are?")
+        try:
+            return decoder.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Undecodable(f"not a {name} message: {error}") from error
+
+
+def message_type(headers: Headers) -> str:
+    """The short type name (`metrics.v1`) in these headers. Raises Undecodable where there is none."""
+    for key, raw in headers:
+        if key == "ce_type":
+            try:
+                name = raw.decode("utf-8")
+            except (UnicodeDecodeError, AttributeError) as error:
+                raise Undecodable("the ce_type header is not UTF-8 text") from error
+            return name.removeprefix(TYPE_PREFIX)
+    raise Undecodable("there is no ce_type header; messages carry CloudEvents 1.0 headers")
+
+
+def cloud_event_headers(name: str, message: Any) -> tuple[tuple[str, bytes], ...]:
+    """CloudEvents 1.0 context attributes; the id is made of the stamp, so a redelivery carries the same one."""
+    source = f"/{message.job}/{message.attempt}/{getattr(message, 'node', '')}/{getattr(message, 'rank', '')}"
+    identity = getattr(message, "message_id", None) or f"{source}/{name}/{getattr(message, 'sequence', 0)}"
+    moment = datetime.fromtimestamp(message.at, UTC).isoformat()
+    return (
+        ("ce_specversion", b"1.0"),
+        ("ce_id", identity.encode()),
+        ("ce_source", source.encode()),
+        ("ce_type", (TYPE_PREFIX + name).encode()),
+        ("ce_time", moment.encode()),
+        ("content-type", b"application/json"),
+    )

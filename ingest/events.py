@@ -1,0 +1,207 @@
+"""What a job tells us: every message a rank or its launcher can send, and the identities they carry.
+
+Each message is stamped (job, attempt, rank, node, sequence). The launcher hands the first four to the rank;
+the producer counts the last, one counter for each (job, attempt, rank, node, topic). `rank` is -1 where the
+launcher of a node speaks for the node. `at` is the producer's wall time, UTC seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+LAUNCHER_RANK = -1
+
+Phase = Literal["init", "warmup", "train", "checkpoint", "eval", "collective", "idle", "finished"]
+Stream = Literal["stdout", "stderr", "logging", "kernel"]
+NonFiniteName = Literal["nan", "inf", "-inf"]
+Topic = Literal["metrics", "logs", "events", "verdicts", "actions", "commands", "dead-letters"]
+
+TOPICS: tuple[Topic, ...] = ("metrics", "logs", "events", "verdicts", "actions", "commands", "dead-letters")
+JOB_TOPICS: tuple[Topic, ...] = ("metrics", "logs", "events")  # must have equal partition counts
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """The stamp that every message of a job carries."""
+
+    job: str
+    attempt: int
+    rank: int
+    node: str
+    sequence: int
+    at: float
+
+
+class NonFinite(msgspec.Struct, frozen=True, array_like=True):
+    """One sample that JSON has no number for."""
+
+    metric: str
+    index: int
+    value: NonFiniteName
+
+
+class Metrics(Message, frozen=True, kw_only=True):
+    """A rank's steps since its last flush, columnar, and its heartbeat: where it is now.
+
+    `columns[name][i]` belongs to `steps[i]`; None where the rank has no such sample for that step. NaN and
+    infinities stand as None in `columns` and by name in `non_finite`; `column()` puts them back.
+    """
+
+    phase: Phase
+    step: int  # the step the rank is in now; -1 before the first
+    steps: tuple[int, ...] = ()
+    ended_at: tuple[float, ...] = ()
+    columns: dict[str, tuple[float | None, ...]] = {}
+    non_finite: tuple[NonFinite, ...] = ()
+    dropped: int = 0  # messages this rank has dropped so far because nobody took them
+
+    def column(self, name: str) -> list[float | None]:
+        """Samples of one metric, in the order of `steps`, NaN and infinities restored."""
+        values = list(self.columns[name])
+        for entry in self.non_finite:
+            if entry.metric == name:
+                values[entry.index] = float(entry.value)
+        return values
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One record of a rank's output; a traceback or other multi-line record is one `text` with newlines."""
+
+    at: float
+    stream: Stream
+    text: str
+
+
+class Logs(Message, frozen=True, kw_only=True):
+    """Log records of one rank, oldest first."""
+
+    lines: tuple[LogLine, ...]
+
+
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one rank of an attempt runs."""
+
+    rank: int
+    local_rank: int
+    node: str
+
+
+class AttemptStarted(Message, frozen=True, kw_only=True):
+    """A new attempt is being started with these ranks on these nodes, from this checkpoint step (None: scratch)."""
+
+    world_size: int
+    places: tuple[RankPlace, ...]
+    spares: tuple[str, ...] = ()
+    resume_step: int | None = None
+
+
+class RankStarted(Message, frozen=True, kw_only=True):
+    """A rank's process exists; with what is known of the device it uses."""
+
+    pid: int
+    local_rank: int
+    gpu_uuid: str | None = None
+    pci_address: str | None = None
+    scheduler_ids: dict[str, str] = {}
+
+
+class RankStalled(Message, frozen=True, kw_only=True):
+    """The launcher sees the process of a rank stopped (state T or t) or in uninterruptible sleep (D), or awake again.
+
+    `state` is the letter of /proc/PID/stat, `since` when the launcher first saw it.
+    """
+
+    state: str
+    since: float
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A Python exception that ended a rank, as the rank itself or its last traceback tells it."""
+
+    type: str
+    text: str
+    traceback: str = ""
+
+
+class RankExited(Message, frozen=True, kw_only=True):
+    """A rank's process is gone. Sent only after that rank's last log batch, so nothing more of it will come.
+
+    Exactly one of `exit_code` and `signal` is set. `stopped_by_launcher`: we sent the signal.
+    """
+
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped_by_launcher: bool = False
+    error: ErrorRecord | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+class AttemptEnded(Message, frozen=True, kw_only=True):
+    """All ranks of this node's share of an attempt are gone."""
+
+    outcome: Literal["finished", "failed", "stopped"]
+
+
+class NodeHeartbeat(Message, frozen=True, kw_only=True):
+    """The launcher lives, and everything it received before `at` has been published: its watermark."""
+
+    ranks_alive: tuple[int, ...] = ()
+    dropped: int = 0  # messages of its ranks that the launcher has dropped so far
+
+
+class CheckpointEvent(Message, frozen=True, kw_only=True):
+    """The checkpoint engine's story of one shard (or, with rank -1, of a whole step)."""
+
+    state: Literal["sealed", "durable", "complete", "loaded", "rejected", "failed", "evicted"]
+    step: int
+    tier: Literal["memory", "peer", "disk", "object"]
+    size_bytes: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class FaultInjected(Message, frozen=True, kw_only=True):
+    """Somebody broke this job on purpose. Detection never reads it; demo and golden runs do: it is the label."""
+
+    fault: str
+    parameters: dict[str, float] = {}
+
+
+MESSAGE_TYPES: Mapping[str, tuple[Topic, type[Message]]] = {
+    "metrics.v1": ("metrics", Metrics),
+    "logs.v1": ("logs", Logs),
+    "attempt_started.v1": ("events", AttemptStarted),
+    "rank_started.v1": ("events", RankStarted),
+    "rank_stalled.v1": ("events", RankStalled),
+    "rank_exited.v1": ("events", RankExited),
+    "attempt_ended.v1": ("events", AttemptEnded),
+    "node_heartbeat.v1": ("events", NodeHeartbeat),
+    "checkpoint.v1": ("events", CheckpointEvent),
+    "fault_injected.v1": ("events", FaultInjected),
+}
+
+
+def split_non_finite(
+    columns: Mapping[str, Sequence[float | None]],
+) -> tuple[dict[str, tuple[float | None, ...]], tuple[NonFinite, ...]]:
+    """Columns that JSON can carry, and the samples it cannot: the arguments of `Metrics`."""
+    finite: dict[str, tuple[float | None, ...]] = {}
+    rest: list[NonFinite] = []
+    for name, values in columns.items():
+        kept: list[float | None] = []
+        for index, value in enumerate(values):
+            if value is None or math.isfinite(value):
+                kept.append(value)
+                continue
+            kept.append(None)
+            rest.append(NonFinite(name, index, "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"))
+        finite[name] = tuple(kept)
+    return finite, tuple(rest)
+
+
+def newest_at(messages: Iterable[Message]) -> float:
+    """The latest producer time among `messages`; 0.0 when there are none."""
+    return max((message.at for message in messages), default=0.0)
