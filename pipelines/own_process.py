@@ -1,0 +1,50 @@
+"""What each of our processes does to itself: step back from the ranks' processors, and go when its parent goes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PARENT_VARIABLE = "TRANSOM_PARENT_PID"  # set by Children: the process that must not outlive it
+NICE = 19
+
+
+def step_back() -> None:
+    """Lowest processor priority, within the session and across sessions.
+
+    Ranks run in sessions of their own; with the kernel's autogroups, nice alone does nothing across sessions.
+    """
+    os.nice(NICE)
+    try:
+        Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
+    except OSError:
+        return  # no autogroups in this kernel, or not ours to write: nice is all there is
+
+
+def go_with_parent(environ: dict[str, str]) -> None:
+    """Ask the kernel for SIGTERM when the parent that `Children` named ends; nothing where nobody was named."""
+    parent = environ.pop(PARENT_VARIABLE, None)
+    if parent is None:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it ended before we asked
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop_on_signal(also: Callable[[], None] | None = None) -> threading.Event:
+    """An event that SIGTERM and SIGINT set. Call from the main thread."""
+    stop = threading.Event()
+
+    def set_stop(_number: int, _frame: object) -> None:
+        stop.set()
+        if also is not None:
+            also()
+
+    signal.signal(signal.SIGTERM, set_stop)
+    signal.signal(signal.SIGINT, set_stop)
+    return stop

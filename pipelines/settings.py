@@ -1,0 +1,194 @@
+"""The only reader of transom.toml and the environment: one tree of settings, flags over environment over file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+DEFAULT_FILE = Path("transom.toml")
+SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108; the file names below the folder need some of them
+Mode = Literal["observe", "approve", "auto"]
+
+
+class SettingsError(Exception):
+    """A setting is wrong; the text names the file or variable, the key, and what is expected."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BusSettings(_Section):
+    kind: Literal["sqlite", "kafka"] = Field("sqlite", description="sqlite: embedded, one machine; kafka: Apache Kafka")
+    bootstrap_servers: str = Field("127.0.0.1:9092", description="Kafka brokers, host:port, comma separated")
+    prefix: str = Field("transom", pattern=r"^[A-Za-z0-9._-]{1,80}$", description="topic name prefix")
+    partitions: int = Field(1, ge=1, le=4096, description="partitions of a topic when it is created; more jobs, more partitions")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    ssl_cafile: str | None = None
+    sasl_mechanism: str | None = None
+    sasl_username: str | None = None
+    sasl_password_file: str | None = Field(None, description="file that holds the password; never the password itself")
+
+
+class DetectSettings(_Section):
+    straggler_ratio: float = Field(0.10, gt=0.0, description="excess of own compute over the slowest peer")
+    hang_without_stop_seconds: float = Field(2.0, gt=0.0, description="no progress beside waiting peers before a hang is called")
+    hang_ceiling_seconds: float = Field(60.0, ge=10.0, description="no progress of any rank, nobody to blame")
+    node_silent_seconds: float = Field(5.0, gt=0.0, description="a node silent for longer is lost")
+    coalesce_seconds: float = Field(3.0, ge=0.0, description="wait for the root of a cascade")
+    ensemble: bool = Field(True, description="PyOD evidence beside the rules (needs transom[detect])")
+    state_seconds: float = Field(5.0, gt=0.0, description="how often detection state is saved with its offsets")
+
+
+class RecoverSettings(_Section):
+    modes: dict[str, Mode] = Field(default_factory=dict, description="observe, approve or auto for each class")
+    probation_steps: int = Field(20, ge=0, description="new steps before an incident is resolved")
+    probation_seconds: float = Field(60.0, ge=0.0)
+    stop_grace_seconds: float = Field(10.0, ge=0.0, description="SIGTERM to SIGKILL")
+    evidence_seconds: float = Field(10.0, ge=0.0, le=10.0, description="stacks are awaited so long before a hang is stopped")
+    restarts_max: int = Field(20, ge=0, description="restarts of a job in restarts_window_seconds, then it is held")
+    restarts_window_seconds: float = Field(86_400.0, gt=0.0)
+    same_cause_max: int = Field(3, ge=1, description="restarts for one cause without a new step, then it is held")
+
+
+class RecordSettings(_Section):
+    metrics_flush_seconds: float = Field(5.0, gt=0.0)
+    metrics_keep_days: float = Field(30.0, gt=0.0)
+    logs_keep_days: float = Field(30.0, gt=0.0)
+    recordings: bool = Field(True, description="keep each job's messages for `transom replay`")
+    host: str | None = Field(None, description="also serve the API on TCP at this address; needs token_file")
+    port: int = Field(8787, ge=1, le=65535)
+    token_file: Path | None = None
+
+
+class CheckpointSettings(_Section):
+    keep_complete: int = Field(3, ge=1, description="complete checkpoints kept on disk")
+    memory_bytes_max: int = Field(8 * 2**30, gt=0, description="hard cap of one node's engine")
+
+
+class ConsoleSettings(_Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8501, ge=0, le=65535, description="0: any free port")
+
+
+class Settings(BaseSettings):
+    """Everything that can be set; a key that is not here is an error."""
+
+    model_config = SettingsConfigDict(env_prefix="TRANSOM_", env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    state_dir: Path = Field(Path(".transom"), description="what outlives a process on this machine, 0700")
+    bus: BusSettings = BusSettings()
+    detect: DetectSettings = DetectSettings()
+    recover: RecoverSettings = RecoverSettings()
+    record: RecordSettings = RecordSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    console: ConsoleSettings = ConsoleSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings, EnvSettingsSource(settings_cls))
+
+    def make_state_dir(self) -> Path:
+        """The state folder, made 0700. Raises SettingsError where it cannot be written."""
+        folder = self.state_dir.absolute()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise SettingsError(
+                f"the state folder {folder} cannot be written ({error.strerror}); set state_dir to a folder that can"
+            ) from error
+        return folder
+
+    def socket_folder(self) -> Path:
+        """A 0700 folder for Unix sockets whose path is short enough for the kernel."""
+        folder = self.make_state_dir() / "run"
+        if len(os.fsencode(folder)) > SOCKET_PATH_BYTES_MAX - 40:
+            digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+            folder = Path(tempfile.gettempdir()) / f"transom-{os.getuid()}-{digest}"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            stat = folder.lstat()
+        except OSError as error:
+            raise SettingsError(
+                f"the socket folder {folder} cannot be made ({error.strerror}); set state_dir to a folder that can be written"
+            ) from error
+        if stat.st_uid != os.getuid() or stat.st_mode & 0o077:
+            raise SettingsError(
+                f"the socket folder {folder} belongs to somebody else or is open to others; remove it or chmod it to 0700"
+            )
+        return folder
+
+
+def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Settings from `file` (default ./transom.toml where it exists), the environment, and `overrides` (flags)."""
+    path = file or DEFAULT_FILE
+    if file is not None and not path.is_file():
+        raise SettingsError(f"there is no settings file {path}; make it or leave --config out")
+    tree: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{path} is not TOML: {error}") from error
+    source = _FileUnderEnvironment(tree, overrides or {})
+    try:
+        return source.build()
+    except ValidationError as error:
+        raise SettingsError(_sentence(error, path)) from error
+
+
+class _FileUnderEnvironment:
+    """File below environment below flags: pydantic's own order puts init arguments first, so the file is merged by hand."""
+
+    def __init__(self, tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+        self._tree = tree
+        self._overrides = overrides
+
+    def build(self) -> Settings:
+        environment = EnvSettingsSource(Settings)()
+        return Settings.model_validate(_merged(_merged(self._tree, environment), self._overrides))
+
+
+def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(low)
+    for key, value in high.items():
+        below = result.get(key)
+        result[key] = _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _sentence(error: ValidationError, path: Path) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        parent = ".".join(str(part) for part in first["loc"][:-1])
+        known = ", ".join(sorted(_section(parent).model_fields))
+        return f"unknown setting {key!r} (in {path} or the environment); known here: {known}"
+    return f"setting {key!r} (in {path}, the environment or a flag) is {first['input']!r}: {first['msg'].lower()}"
+
+
+def _section(dotted: str) -> type[BaseModel]:
+    model: type[BaseModel] = Settings
+    for part in filter(None, dotted.split(".")):
+        annotation = model.model_fields[part].annotation
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, BaseModel)
+        model = annotation
+    return model
