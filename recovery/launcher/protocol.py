@@ -1,0 +1,192 @@
+"""What is said to a launcher over its control socket, and the files by which launchers and backend find each other.
+
+A request is one line of JSON with its kind in `type`, a reply is one line of JSON. Sockets are Unix, 0600.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ingest.events import RankPlace
+
+REQUEST_BYTES_MAX = 1024 * 1024
+REPLY_BYTES_MAX = 16 * 1024 * 1024
+
+JobOutcome = Literal["finished", "failed", "stopped"]
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, as jobs/<job>/job.json holds it: `nodes` launchers of `nproc_per_node` ranks are in use at a time."""
+
+    job: str
+    script: str  # a path, or a module's name where `module` is set
+    argv: tuple[str, ...] = ()
+    module: bool = False
+    nodes: int = 1
+    nproc_per_node: int = 1
+    master_addr: str = "127.0.0.1"
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.nproc_per_node
+
+
+class RankProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, told from a later one of the same id by its start time (clock ticks since boot)."""
+
+    rank: int
+    pid: int
+    start_time: int
+
+
+class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """jobs/<job>/nodes/<node>.json: a launcher that lives, or that was killed and could not take its file away."""
+
+    job: str
+    node: str
+    slots: int
+    pid: int
+    start_time: int
+    zygote: RankProcess | None = None  # rank -1: the parent of all ranks
+    control_socket: str
+    telemetry_socket: str
+    attempt: int = 0
+    token: str = ""
+    ranks: tuple[RankProcess, ...] = ()
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """jobs/<job>/placement.json: where the newest attempt runs, written before any launcher is told."""
+
+    attempt: int
+    token: str
+    places: tuple[RankPlace, ...]
+    spares: tuple[str, ...] = ()
+    master_port: int
+    resume_step: int | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes in group-rank order."""
+        return tuple(dict.fromkeys(place.node for place in self.places))
+
+
+class Excluded(msgspec.Struct, frozen=True, kw_only=True):
+    """jobs/<job>/excluded.json: nodes that never get a rank of this job again."""
+
+    nodes: tuple[str, ...] = ()
+
+
+class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """jobs/<job>/outcome.json: the job is over, and stays so."""
+
+    outcome: JobOutcome
+    reason: str
+    at: float
+
+
+class StartRanks(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """Start this node's share of an attempt. Sent again with the same attempt and token it changes nothing."""
+
+    attempt: int
+    token: str
+    places: tuple[RankPlace, ...]  # of the whole attempt, in rank order
+    spares: tuple[str, ...] = ()
+    master_addr: str
+    master_port: int
+    resume_step: int | None = None
+
+
+class StopRanks(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """SIGTERM, after the grace SIGKILL; answered when no rank of `attempt` or older lives, or at the deadline."""
+
+    attempt: int
+    grace_seconds: float
+    deadline_seconds: float
+
+
+class Observe(msgspec.Struct, frozen=True, kw_only=True, tag="observe"):
+    """Say what runs here."""
+
+
+class CollectStacks(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
+    """Ask each rank for the Python stacks of all its threads."""
+
+    attempt: int
+    deadline_seconds: float
+
+
+class InjectFault(msgspec.Struct, frozen=True, kw_only=True, tag="inject"):
+    """Break one rank on purpose: kill, stop and cont by signal, everything else by asking the rank itself."""
+
+    rank: int
+    fault: str
+    parameters: dict[str, float] = {}
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
+    """The job is over: stop what is left, say so, and go."""
+
+    outcome: JobOutcome
+    reason: str
+
+
+Request = StartRanks | StopRanks | Observe | CollectStacks | InjectFault | Finish
+Refusal = Literal["", "conflict", "rejected", "failed", "undecodable"]
+
+
+class RankState(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank as its launcher sees it; `step` and `phase` are of its last telemetry."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    state: Literal["running", "stopped", "exited"]
+    step: int = -1
+    phase: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped_by_launcher: bool = False
+
+
+class LauncherState(msgspec.Struct, frozen=True, kw_only=True):
+    """What one launcher has: `attempt` 0 before the first."""
+
+    job: str
+    node: str
+    slots: int
+    attempt: int = 0
+    token: str = ""
+    stop_requested: bool = False
+    ranks: tuple[RankState, ...] = ()
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a request; `refusal` is empty where it was done. `gone`: no rank asked about lives any more."""
+
+    refusal: Refusal = ""
+    text: str = ""
+    state: LauncherState | None = None
+    stacks: dict[int, str] = {}
+    gone: bool = False
+
+
+_REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_REPLIES = msgspec.json.Decoder(Reply)
+
+
+def encode_line(value: Request | Reply) -> bytes:
+    """One line of JSON."""
+    return msgspec.json.encode(value) + b"\n"
+
+
+def decode_request(line: bytes) -> Request:
+    """Raises ValueError (msgspec's and UTF-8's errors are ValueErrors) where the line is not a request."""
+    return _REQUESTS.decode(line)
+
+
+def decode_reply(line: bytes) -> Reply:
+    """Raises ValueError where the line is not a reply."""
+    return _REPLIES.decode(line)
