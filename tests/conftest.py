@@ -1,0 +1,5 @@
+"""Fixtures that several kinds of tests share; each lives in a file of its own."""
+
+from tests.kafka_fixture import kafka_bootstrap, kafka_prefix
+
+__all__ = ["kafka_bootstrap", "kafka_prefix"]
