@@ -11,13 +11,14 @@ from pathlib import Path
 from types import TracebackType
 
 from ingest.clock import Clock
+from pipelines.errors import StatedError
 from pipelines.own_process import PARENT_VARIABLE
 
 STOP_SECONDS_MAX = 15.0
 LOG_TAIL_BYTES_MAX = 4_000
 
 
-class ChildFailed(Exception):
+class ChildFailed(StatedError):
     """A service of ours ended by itself; the text holds the end of its log."""
 
 
@@ -58,12 +59,23 @@ class Children:
         self._children.append(child)
         return child
 
-    def check(self) -> None:
-        """Raise ChildFailed if one of them has ended by itself."""
+    def check(self, *, but: Child | None = None) -> None:
+        """Raise ChildFailed if one of them (`but` that one) has ended by itself."""
         for child in self._children:
+            if child is but:
+                continue
             code = child.process.poll()
             if code is not None:
                 raise ChildFailed(f"{child.name} ended by itself (exit code {code}); the end of {child.log}:\n{tail(child.log)}")
+
+    def ended(self) -> list[Child]:
+        """Those that have ended by themselves and are still counted among ours."""
+        return [child for child in self._children if child.process.poll() is not None]
+
+    def forget(self, child: Child) -> None:
+        """Count a child that has ended no longer."""
+        assert child.process.poll() is not None
+        self._children.remove(child)
 
     def running(self) -> dict[str, int]:
         """Process ids by name of those that live."""

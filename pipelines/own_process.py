@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -26,7 +26,7 @@ def step_back() -> None:
         return  # no autogroups in this kernel, or not ours to write: nice is all there is
 
 
-def go_with_parent(environ: dict[str, str]) -> None:
+def go_with_parent(environ: MutableMapping[str, str]) -> None:
     """Ask the kernel for SIGTERM when the parent that `Children` named ends; nothing where nobody was named."""
     parent = environ.pop(PARENT_VARIABLE, None)
     if parent is None:

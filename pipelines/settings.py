@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pipelines.errors import StatedError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 DEFAULT_FILE = Path("transom.toml")
@@ -18,7 +19,7 @@ SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108; the file names below the fold
 Mode = Literal["observe", "approve", "auto"]
 
 
-class SettingsError(Exception):
+class SettingsError(StatedError):
     """A setting is wrong; the text names the file or variable, the key, and what is expected."""
 
 

@@ -1,0 +1,145 @@
+"""Commands about jobs: demo, run, inject, replay."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ingest.clock import SystemClock
+from pipelines.cli.options import Bootstrap, BusKind, Config, JsonFile, StateDir, settings_from
+
+PASS_THROUGH = {"allow_extra_args": False, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def demo(
+    config: Config = None,
+    state_dir: StateDir = None,
+    bus: BusKind = None,
+    bootstrap_servers: Bootstrap = None,
+    broker: Annotated[bool, typer.Option("--broker", help="Bring up an Apache Kafka of its own (Java 17, Maven).")] = False,
+    faults: Annotated[str, typer.Option(help="Which faults, comma separated; 'all' or 'none'.")] = "all",
+    steps: Annotated[int | None, typer.Option(min=1, help="Train so many steps (with --faults none).")] = None,
+    device: Annotated[str, typer.Option(help="cpu (gloo) or cuda (NCCL).")] = "cpu",
+    headless: Annotated[bool, typer.Option("--headless", help="End by itself instead of leaving the console open.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Train a real job, break it six times, and show who is blamed and how it comes back."""
+    from pipelines.demo.command import cache_folder, run_demo
+    from pipelines.demo.drive import DemoOptions
+    from pipelines.demo.faults import chosen_faults
+    from pipelines.own_process import stop_on_signal
+
+    options = DemoOptions(faults=chosen_faults(faults), steps=steps, device=device)
+    settings = settings_from(config, state_dir, bus, bootstrap_servers)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    stop = stop_on_signal(also=_interrupt)
+    try:
+        code = run_demo(
+            settings,
+            options,
+            clock=SystemClock(),
+            console=Console(width=None if terminal else 180, highlight=False),
+            stop=stop,
+            stay=terminal and not headless,
+            own_broker=broker,
+            json_file=json_file,
+            caches=cache_folder(os.environ),
+        )
+    except KeyboardInterrupt:
+        code = 130
+    raise typer.Exit(code)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="The training script, or with -m a module.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    nproc_per_node: Annotated[int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Ranks on each node.")] = 1,
+    virtual_nodes: Annotated[int, typer.Option("--virtual-nodes", min=1, help="Nodes to divide this machine into.")] = 1,
+    spares: Annotated[int, typer.Option("--spares", min=0, help="More nodes, held ready.")] = 0,
+    job: Annotated[str | None, typer.Option("--job", "--rdzv-id", help="Name of the job (default: script and time).")] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name, as in python -m.")] = False,
+    preload: Annotated[list[str] | None, typer.Option("--preload", help="A module to import before ranks are forked.")] = None,
+    pin_cpus: Annotated[bool, typer.Option("--pin-cpus", help="Bind each rank to a processor of its own.")] = False,
+    allow_inject: Annotated[bool, typer.Option("--allow-inject", help="Let `transom inject` break this job.")] = False,
+    no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Run without checkpoint engines.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show the ranks' output.")] = False,
+    config: Config = None,
+    state_dir: StateDir = None,
+    bus: BusKind = None,
+    bootstrap_servers: Bootstrap = None,
+) -> None:
+    """Launch a distributed job on this machine, with torchrun's flag names, and stay until it is over."""
+    from pipelines.own_process import go_with_parent, step_back, stop_on_signal
+    from pipelines.run import JobRun, RunOptions, default_job_name
+    from recovery.launcher.protocol import JobSpec
+
+    clock = SystemClock()
+    settings = settings_from(config, state_dir, bus, bootstrap_servers)
+    if not module and not Path(script).is_file():
+        raise typer.BadParameter(f"there is no script {script}", param_hint="SCRIPT")
+    inherited = dict(os.environ)
+    go_with_parent(os.environ)
+    stop = stop_on_signal()
+    spec = JobSpec(
+        job=job or default_job_name(script, clock),
+        script=script if module else str(Path(script).absolute()),
+        argv=tuple(arguments or ()),
+        module=module,
+        nodes=virtual_nodes,
+        nproc_per_node=nproc_per_node,
+    )
+    options = RunOptions(
+        spares=spares,
+        preload=tuple(preload or ()),
+        pin_cpus=pin_cpus,
+        allow_inject=allow_inject,
+        checkpoints=not no_checkpoints,
+        show_output=not quiet,
+        memory_bytes_max=settings.checkpoint.memory_bytes_max,
+        keep_complete=settings.checkpoint.keep_complete,
+    )
+    step_back()
+    tell = Console(stderr=True, highlight=False).print
+    code = JobRun(settings, spec, options, clock, random.Random()).run(stop, lambda text: tell(f"transom: {text}"), inherited)
+    raise typer.Exit(code)
+
+
+def inject(
+    fault: Annotated[str, typer.Argument(help="kill, stop, cont, slow, nan, raise or xid.")],
+    job: Annotated[str, typer.Option("--job", help="The job to break; it must run with --allow-inject.")],
+    rank: Annotated[int, typer.Option("--rank", min=0, help="The rank to break.")],
+    factor: Annotated[float, typer.Option(min=1.0, help="slow: how often the forward pass is computed.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="slow: for how long.")] = 8.0,
+    at_step: Annotated[int, typer.Option(help="nan, raise: in which step; -1 is the next.")] = -1,
+    config: Config = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Break one rank of a running job on purpose, to see what is made of it."""
+    from pipelines.inject import Injector
+    from pipelines.places import Places
+
+    settings = settings_from(config, state_dir)
+    parameters = {"slow": {"factor": factor, "seconds": seconds}, "nan": {"at_step": float(at_step)}, "raise": {"at_step": float(at_step)}}
+    Injector(Places.of(settings), SystemClock()).inject(job, rank, fault, parameters.get(fault, {}))
+    typer.echo(f"{fault} into rank {rank} of {job}")
+
+
+def replay(
+    recording: Annotated[Path, typer.Argument(help="A recorded run directory (.transom/recordings/<job>, data/<name>).")],
+    output: Annotated[Path | None, typer.Option("--output", help="Write the verdicts to this file, one JSON a line.", dir_okay=False)] = None,
+    config: Config = None,
+) -> None:
+    """Run the live pipeline's detectors over a recorded run; the same input gives the same bytes."""
+    from pipelines.replay import replay_recording
+
+    replay_recording(recording, output, settings_from(config), Console(highlight=False))

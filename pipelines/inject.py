@@ -1,0 +1,42 @@
+"""`transom inject`: break one rank of a running job on purpose, through the launcher that owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ingest.clock import Clock
+from pipelines.errors import StatedError
+from pipelines.places import Places
+from recovery.backends.local import LocalBackend
+
+FAULTS: Mapping[str, str] = {
+    "kill": "SIGKILL the rank",
+    "stop": "SIGSTOP the rank",
+    "cont": "SIGCONT the rank",
+    "slow": "compute the forward pass `factor` times, for `seconds`",
+    "nan": "multiply the forward's output by NaN in step `at_step`",
+    "raise": "raise an exception in the forward of step `at_step`",
+    "xid": "print a GPU Xid 79 line and die",
+}
+
+
+class InjectRefused(StatedError):
+    """The fault cannot be done; nothing was touched."""
+
+
+class Injector:
+    """Finds the launcher of a rank and tells it what to do."""
+
+    def __init__(self, places: Places, clock: Clock) -> None:
+        self._places = places
+        self._backend = LocalBackend(places.jobs, clock=clock)
+
+    def inject(self, job: str, rank: int, fault: str, parameters: Mapping[str, float]) -> None:
+        """Do `fault` to `rank`. Raises InjectRefused."""
+        if fault not in FAULTS:
+            raise InjectRefused(f"there is no fault {fault!r}; known: {', '.join(sorted(FAULTS))}")
+        if not self._places.job(job).exists():
+            raise InjectRefused(f"there is no job {job!r} in {self._places.state}; `transom run --allow-inject` makes one")
+        refusal = self._backend.inject(job, rank, fault, dict(parameters))
+        if refusal:
+            raise InjectRefused(refusal)

@@ -1,0 +1,179 @@
+"""`transom run`: one job on this machine, with its checkpoint engines and launchers, until it is over."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from ingest.clock import Clock
+from pipelines.children import Child, Children
+from pipelines.errors import StatedError
+from pipelines.open_bus import own_command
+from pipelines.places import Places, checked_name
+from pipelines.settings import Settings
+from recovery.backend import Observation, StartRequest, Unavailable
+from recovery.backends.local import LocalBackend
+from recovery.launcher.protocol import JobEnd, JobSpec
+from recovery.lease import is_held
+
+READY_SECONDS_MAX = 180.0  # a cold import of torch on a busy machine takes tens of seconds
+LOOK_SECONDS = 0.25
+
+
+class JobRefused(StatedError):
+    """The job cannot be started as asked."""
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ranks of one job are run; jobs/<job>/run.json, read by each launcher."""
+
+    spares: int = 0
+    preload: tuple[str, ...] = ()
+    pin_cpus: bool = False
+    allow_inject: bool = False
+    checkpoints: bool = True
+    show_output: bool = True
+    memory_bytes_max: int = 8 * 2**30
+    keep_complete: int = 3
+
+
+def node_names(spec: JobSpec, options: RunOptions) -> tuple[str, ...]:
+    """The virtual nodes of a job on this machine, spares last."""
+    return tuple(f"node{index}" for index in range(spec.nodes + options.spares))
+
+
+def register_job(places: Places, spec: JobSpec, options: RunOptions) -> None:
+    """Write what is to be run. Raises JobRefused where a job of that name has already run: terminal stays terminal."""
+    folder = places.job(checked_name("job", spec.job))
+    if (folder / "job.json").exists():
+        raise JobRefused(f"there is already a job {spec.job!r} in {places.state}; choose another --job name")
+    (folder / "nodes").mkdir(mode=0o700, parents=True)
+    places.checkpoints(spec.job).mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "run.json").write_bytes(msgspec.json.encode(options))
+    (folder / "job.json").write_bytes(msgspec.json.encode(spec))
+
+
+def read_job(places: Places, job: str) -> tuple[JobSpec, RunOptions]:
+    """What `register_job` wrote. Raises JobRefused where there is no such job."""
+    folder = places.job(job)
+    try:
+        return (
+            msgspec.json.decode((folder / "job.json").read_bytes(), type=JobSpec),
+            msgspec.json.decode((folder / "run.json").read_bytes(), type=RunOptions),
+        )
+    except (OSError, msgspec.DecodeError) as error:
+        raise JobRefused(f"there is no job {job!r} in {places.state}; `transom run` makes one") from error
+
+
+class JobRun:
+    """The front of one job: starts its processes, its first attempt, and stays until the job is over."""
+
+    def __init__(self, settings: Settings, spec: JobSpec, options: RunOptions, clock: Clock, random: Random) -> None:
+        self._settings = settings
+        self._spec = spec
+        self._options = options
+        self._clock = clock
+        self._places = Places.of(settings)
+        self._backend = LocalBackend(self._places.jobs, clock=clock, random=random)
+
+    def run(self, stop: threading.Event, tell: Callable[[str], None], environ: dict[str, str]) -> int:
+        """Run the job; returns the exit code: 0 finished, 1 failed or stopped. `tell` takes lines for a person."""
+        register_job(self._places, self._spec, self._options)
+        with Children(self._places.logs, self._clock) as children:
+            launchers = self._start_processes(children, environ)
+            self._await_launchers(launchers, stop)
+            if stop.is_set():
+                return 1
+            token = secrets.token_hex(8)
+            self._backend.start(StartRequest(job=self._spec.job, attempt=1, token=token))
+            tell(f"job {self._spec.job}: attempt 1 with {self._spec.world_size} ranks has started")
+            return self._stay(launchers, stop, tell)
+
+    def _start_processes(self, children: Children, environ: dict[str, str]) -> list[Child]:
+        job, state = self._spec.job, str(self._places.state)
+        given = _settings_arguments(self._settings)
+        names = node_names(self._spec, self._options)
+        if self._options.checkpoints:
+            for node in names:
+                command = own_command("ckpt", "serve", "--state-dir", state, "--job", job, "--node", node, *given)
+                children.start(f"{job}-{node}-ckpt", command, environ=environ)
+        return [
+            children.start(
+                f"{job}-{node}",
+                own_command("launcher", "--state-dir", state, "--job", job, "--node", node, *given),
+                environ=environ,
+                show=self._options.show_output,
+            )
+            for node in names
+        ]
+
+    def _await_launchers(self, launchers: list[Child], stop: threading.Event) -> None:
+        deadline = self._clock.monotonic() + READY_SECONDS_MAX
+        files = [self._places.node_file(self._spec.job, node) for node in node_names(self._spec, self._options)]
+        sockets = [self._places.socket(self._spec.job, node, "ckpt") for node in node_names(self._spec, self._options)]
+        wanted = files + (sockets if self._options.checkpoints else [])
+        while not stop.is_set() and not all(path.exists() for path in wanted):
+            ended = [child.name for child in launchers if child.process.poll() is not None]
+            if ended:
+                raise JobRefused(f"{ended[0]} ended before the job began; see {self._places.logs / ended[0]}.log")
+            if self._clock.monotonic() > deadline:
+                missing = next(path for path in wanted if not path.exists())
+                raise JobRefused(f"not ready after {READY_SECONDS_MAX:.0f} s: {missing} is missing; see {self._places.logs}")
+            self._clock.sleep(0.05)
+
+    def _stay(self, launchers: list[Child], stop: threading.Event, tell: Callable[[str], None]) -> int:
+        job = self._spec.job
+        while not stop.wait(LOOK_SECONDS):
+            end = self._end()
+            if end is not None:
+                tell(f"job {job}: {end.outcome}; {end.reason}")
+                return 0 if end.outcome == "finished" else 1
+            if all(child.process.poll() is not None for child in launchers):
+                tell(f"job {job}: all launchers are gone")
+                return 1
+            try:
+                seen = self._backend.observe(job)
+            except Unavailable:
+                continue
+            self._conclude(seen)
+        self._backend.finish(job, "stopped", "stopped by a signal")
+        tell(f"job {job}: stopped by a signal")
+        return 1
+
+    def _conclude(self, seen: Observation) -> None:
+        """End the job where nobody else will: all ranks finished, or one failed and no recovery is there."""
+        if seen.phase == "finished":
+            self._backend.finish(seen.job, "finished", "every rank ended with exit code 0")
+        elif seen.phase in ("failed", "stopped") and not is_held(self._places.recovery_lease):
+            bad = next((rank for rank in seen.ranks if rank.exit_code or rank.signal), None)
+            why = "the ranks are gone" if bad is None else _ending(bad.rank, bad.exit_code, bad.signal)
+            self._backend.finish(seen.job, "failed", f"{why}, and no `transom recover` runs here to restart the job")
+
+    def _end(self) -> JobEnd | None:
+        path = self._places.job(self._spec.job) / "outcome.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=JobEnd)
+        except FileNotFoundError:
+            return None
+
+
+def _ending(rank: int, exit_code: int | None, signal: int | None) -> str:
+    return f"rank {rank} was killed by signal {signal}" if signal else f"rank {rank} ended with exit code {exit_code}"
+
+
+def _settings_arguments(settings: Settings) -> list[str]:
+    """The flags that give a child of ours the same bus; the rest it reads from the same file and environment."""
+    chosen = ["--bus", settings.bus.kind]
+    return [*chosen, "--bootstrap-servers", settings.bus.bootstrap_servers] if settings.bus.kind == "kafka" else chosen
+
+
+def default_job_name(script: str, clock: Clock) -> str:
+    """The script's name and the second it was started in."""
+    stem = "".join(letter if letter.isalnum() else "-" for letter in Path(script).stem)[:24].strip("-") or "job"
+    return f"{stem}-{int(clock.now()):x}-{os.getpid():x}"

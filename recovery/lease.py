@@ -1,0 +1,50 @@
+"""One controller per host: a lock that dies with its process, and an epoch that outs whoever lost it unnoticed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+
+class ControllerRuns(Exception):
+    """Another process has the lease; the text is one sentence that says which."""
+
+
+class Lease:
+    """An exclusive flock on `<path>`; held until `release` or the end of the process, whichever is first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            self.release()
+            raise ControllerRuns(
+                f"recovery already runs here (process {owner} holds {path}); stop that one first"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Give the lease back. Idempotent. The file stays: unlinking it would let two processes lock two files."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody has the lease on `<path>` now."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
