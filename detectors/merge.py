@@ -1,0 +1,215 @@
+"""One merged order of a job's messages by producer time, released by the watermark of its nodes' heartbeats."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from detectors.clues import TOPIC_OF, Place
+from ingest.bus import TopicPartition
+from ingest.events import AttemptStarted, Message, NodeHeartbeat, Topic
+
+
+@dataclass(frozen=True, slots=True)
+class MergeConfig:
+    """How long the merge waits for whom."""
+
+    margin_seconds: float = 0.25  # below the heartbeats: what another topic may still be carrying
+    node_silent_seconds: float = 2.0  # of event time; a node silent for longer holds nothing back
+    lateness_seconds: float = 3.0  # of wall time; when everything is silent, order is settled this far behind now
+    messages_max: int = 200_000  # held back at most; beyond it the oldest are released early
+    gap_max: int = 256  # sequences of one stream seen ahead of a gap before the gap is given up
+
+
+class Merged(NamedTuple):
+    """One message in its place in the order. `late`: it is older than what had been released before it came."""
+
+    message: Message
+    place: Place | None
+    late: bool
+
+
+class _Stream(msgspec.Struct):
+    """Which sequences of one producer have been seen: all up to `floor`, and those in `ahead`."""
+
+    floor: int = -1
+    ahead: list[int] = []
+
+    def has(self, sequence: int) -> bool:
+        return sequence <= self.floor or sequence in self.ahead
+
+    def add(self, sequence: int, gap_max: int) -> None:
+        self.ahead.append(sequence)
+        if sequence != self.floor + 1 and len(self.ahead) <= gap_max:
+            return
+        self.ahead.sort()
+        if len(self.ahead) > gap_max:  # what is missing was dropped by its producer and will not come
+            self.floor = self.ahead[gap_max // 2]
+        kept = [number for number in self.ahead if number > self.floor]
+        while kept and kept[0] == self.floor + 1:
+            self.floor = kept.pop(0)
+        self.ahead = kept
+
+
+class _State(msgspec.Struct):
+    """What survives a restart of the service; messages held back are read from the bus again."""
+
+    watermark: float | None = None
+    heartbeats: dict[str, float] = {}
+    attempt: int = 0
+    newest_at: float = 0.0
+    streams: dict[str, _Stream] = {}
+    duplicates: int = 0
+    late: int = 0
+
+
+class Merge:
+    """Messages go in as they arrive and come out by (at, rank, topic, sequence): the same order whatever the arrival.
+
+    The watermark is the oldest "last heartbeat" of the job's live nodes, less a margin. A topic that the consumer
+    has not yet read to its end (`lagging`) holds the watermark at the newest message seen of it.
+    """
+
+    def __init__(self, config: MergeConfig | None = None) -> None:
+        self.config = config or MergeConfig()
+        self._state = _State()
+        self._held: list[tuple[float, int, str, str, int, int, Merged]] = []
+        self._late: list[Merged] = []
+        self._newest_of: dict[Topic, float] = {}
+        self._count = 0
+
+    @property
+    def watermark(self) -> float | None:
+        """Everything up to here has been released; None before the first heartbeat."""
+        return self._state.watermark
+
+    @property
+    def duplicates(self) -> int:
+        return self._state.duplicates
+
+    @property
+    def late(self) -> int:
+        return self._state.late
+
+    def put(self, message: Message, place: Place | None = None) -> None:
+        """Take one message; a sequence that its producer's stream has shown already is dropped and counted."""
+        state = self._state
+        topic = TOPIC_OF[type(message)]
+        self._newest_of[topic] = max(self._newest_of.get(topic, message.at), message.at)
+        state.newest_at = max(state.newest_at, message.at)
+        stream = state.streams.setdefault(_stream_key(message, topic), _Stream())
+        if stream.has(message.sequence):
+            state.duplicates += 1
+            return
+        stream.add(message.sequence, self.config.gap_max)
+        self._note_nodes(message)
+        if state.watermark is not None and message.at <= state.watermark:
+            state.late += 1
+            self._late.append(Merged(message, place, True))
+            return
+        self._count += 1  # only breaks ties that no two producers can make
+        entry = (message.at, message.rank, topic, message.node, message.sequence, self._count)
+        heapq.heappush(self._held, (*entry, Merged(message, place, False)))
+
+    def take(self, lagging: Collection[Topic] = ()) -> list[Merged]:
+        """What may be released now: late messages first, then the order up to the watermark."""
+        target = self._heartbeat_watermark()
+        if target is not None:
+            self._raise_to(self._limit(target, lagging))
+        released = sorted(self._late, key=_order)
+        self._late = []
+        while self._held and (
+            len(self._held) > self.config.messages_max
+            or (self._state.watermark is not None and self._held[0][0] <= self._state.watermark)
+        ):
+            entry = heapq.heappop(self._held)
+            self._raise_to(entry[0])
+            released.append(entry[-1])
+        return released
+
+    def advance(self, now: float, lagging: Collection[Topic] = ()) -> None:
+        """Wall time is `now`: when nothing newer than `now` less the lateness has come, stop waiting for it."""
+        limit = now - self.config.lateness_seconds
+        if self._state.newest_at <= limit:
+            self._raise_to(self._limit(limit, lagging))
+
+    def held_offsets(self) -> dict[TopicPartition, int]:
+        """The lowest offset of what is held back, by partition: where to read again from after a restart."""
+        lowest: dict[TopicPartition, int] = {}
+        for merged in [*self._late, *(entry[-1] for entry in self._held)]:
+            if merged.place is not None:
+                key = TopicPartition(merged.place.topic, merged.place.partition)
+                lowest[key] = min(lowest.get(key, merged.place.offset), merged.place.offset)
+        return lowest
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able state without what is held back; resume reading at `held_offsets` or behind the last record read."""
+        state = msgspec.convert(msgspec.to_builtins(self._state), _State)
+        for merged in [*self._late, *(entry[-1] for entry in self._held)]:
+            stream = state.streams.get(_stream_key(merged.message, TOPIC_OF[type(merged.message)]))
+            if stream is not None:
+                _forget(stream, merged.message.sequence)
+        built: dict[str, Any] = msgspec.to_builtins(state)
+        return built
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], config: MergeConfig | None = None) -> Merge:
+        merge = cls(config)
+        merge._state = msgspec.convert(state, _State)
+        return merge
+
+    def _note_nodes(self, message: Message) -> None:
+        state = self._state
+        if message.attempt > state.attempt:
+            state.attempt = message.attempt
+            prefix = f"{message.attempt}/"
+            state.streams = {key: stream for key, stream in state.streams.items() if key.startswith(prefix)}
+        if isinstance(message, NodeHeartbeat):
+            state.heartbeats[message.node] = max(state.heartbeats.get(message.node, message.at), message.at)
+        elif isinstance(message, AttemptStarted):
+            for node in {place.node for place in message.places}:
+                state.heartbeats.setdefault(node, message.at)
+
+    def _heartbeat_watermark(self) -> float | None:
+        beats = self._state.heartbeats.values()
+        if not beats:
+            return None
+        newest = max(beats)
+        return min(at for at in beats if at >= newest - self.config.node_silent_seconds) - self.config.margin_seconds
+
+    def _limit(self, target: float, lagging: Collection[Topic]) -> float:
+        for topic in lagging:
+            seen = self._newest_of.get(topic)
+            if seen is None:
+                return float("-inf")
+            target = min(target, seen - self.config.margin_seconds)
+        return target
+
+    def _raise_to(self, watermark: float) -> None:
+        if watermark > float("-inf"):
+            current = self._state.watermark
+            self._state.watermark = watermark if current is None else max(current, watermark)
+
+
+def _stream_key(message: Message, topic: Topic) -> str:
+    """Events by type: a launcher and a checkpoint engine both speak for a rank, each with a counter of its own."""
+    kind = type(message).__name__ if topic == "events" else topic
+    return f"{message.attempt}/{message.rank}/{message.node}/{kind}"
+
+
+def _order(merged: Merged) -> tuple[float, int, str, str, int]:
+    message = merged.message
+    return (message.at, message.rank, TOPIC_OF[type(message)], message.node, message.sequence)
+
+
+def _forget(stream: _Stream, sequence: int) -> None:
+    """Take one sequence out of what has been seen; what was contiguous above it moves to `ahead`."""
+    if sequence <= stream.floor:
+        stream.ahead = sorted({*stream.ahead, *range(sequence + 1, stream.floor + 1)})
+        stream.floor = sequence - 1
+    elif sequence in stream.ahead:
+        stream.ahead.remove(sequence)

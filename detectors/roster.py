@@ -1,0 +1,162 @@
+"""Who is who in one attempt: every rank's phase, step, heartbeat and end, and every node's heartbeat."""
+
+from __future__ import annotations
+
+import msgspec
+
+from detectors.clues import Place, Source, source_of
+from ingest.events import (
+    AttemptEnded,
+    AttemptStarted,
+    ErrorRecord,
+    Logs,
+    Message,
+    Metrics,
+    NodeHeartbeat,
+    Phase,
+    RankExited,
+    RankStalled,
+    RankStarted,
+)
+
+
+class RankState(msgspec.Struct, kw_only=True):
+    """One rank as its last messages show it."""
+
+    rank: int
+    node: str
+    pid: int | None = None
+    pci_address: str = ""
+    phase: Phase = "init"
+    step: int = -1
+    steps_done: int = 0
+    heard_at: float | None = None  # its last metrics message
+    moved_at: float | None = None  # when step or phase last changed
+    stalled: str = ""  # state letter while the launcher sees it stopped
+    stalled_since: float = 0.0
+    exited_at: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped_by_launcher: bool = False
+    error: ErrorRecord | None = None
+    last: Source | None = None  # its last message: the identity of a silence
+
+    @property
+    def gone(self) -> bool:
+        return self.exited_at is not None
+
+    @property
+    def finished(self) -> bool:
+        return self.phase == "finished"
+
+    @property
+    def live(self) -> bool:
+        """Its process is there and has work to do."""
+        return not self.gone and not self.finished
+
+
+class NodeState(msgspec.Struct, kw_only=True):
+    """One launcher as its last messages show it."""
+
+    node: str
+    heard_at: float | None = None  # its last heartbeat
+    ended: bool = False
+    last: Source | None = None
+
+
+class Roster(msgspec.Struct, kw_only=True):
+    """All ranks and nodes of one attempt."""
+
+    attempt: int
+    started_at: float
+    ranks: dict[int, RankState] = {}
+    nodes: dict[str, NodeState] = {}
+    world_size: int = 0
+    resume_step: int | None = None
+    last_exit_at: float | None = None
+    moved_at: float | None = None  # when any rank last changed its step
+    outcome: str = ""
+
+    def observe(self, message: Message, place: Place | None) -> None:
+        """Take in one message of this attempt."""
+        if isinstance(message, AttemptStarted):
+            self._started(message)
+            return
+        source = source_of(message, place)
+        if isinstance(message, NodeHeartbeat):
+            node = self.node(message.node)
+            if node.heard_at is None or message.at >= node.heard_at:
+                node.heard_at, node.last = message.at, source
+        elif isinstance(message, AttemptEnded):
+            self.node(message.node).ended = True
+            self.outcome = self.outcome or message.outcome
+        if message.rank < 0:
+            return
+        rank = self._rank(message.rank, message.node)
+        if isinstance(message, Metrics | Logs):
+            rank.last = source
+        if isinstance(message, Metrics):
+            self._moved(rank, message)
+        elif isinstance(message, RankStarted):
+            rank.pid, rank.pci_address = message.pid, message.pci_address or ""
+        elif isinstance(message, RankStalled):
+            rank.stalled = message.state if message.state[:1] in ("T", "t", "D") else ""
+            rank.stalled_since = message.since
+            rank.last = source if rank.stalled else rank.last
+        elif isinstance(message, RankExited):
+            rank.exited_at, rank.exit_code, rank.signal = message.at, message.exit_code, message.signal
+            rank.stopped_by_launcher, rank.error, rank.stalled = message.stopped_by_launcher, message.error, ""
+            self.last_exit_at = max(self.last_exit_at or message.at, message.at)
+
+    def node(self, name: str) -> NodeState:
+        return self.nodes.setdefault(name, NodeState(node=name))
+
+    def ranks_of(self, node: str) -> list[RankState]:
+        return [state for _, state in sorted(self.ranks.items()) if state.node == node]
+
+    def live(self) -> list[RankState]:
+        return [state for _, state in sorted(self.ranks.items()) if state.live]
+
+    def node_of(self, rank: int) -> str | None:
+        state = self.ranks.get(rank)
+        return state.node if state else None
+
+    @property
+    def size(self) -> int:
+        return max(self.world_size, len(self.ranks))
+
+    @property
+    def trained(self) -> bool:
+        """Some rank has completed a step in this attempt."""
+        return any(state.steps_done > 0 for state in self.ranks.values())
+
+    @property
+    def over(self) -> bool:
+        """Every node that hosts ranks says that its share is gone, or every rank has ended by itself."""
+        hosts = {state.node for state in self.ranks.values()}
+        return bool(hosts) and all(self.node(name).ended for name in hosts)
+
+    def _started(self, message: AttemptStarted) -> None:
+        self.world_size, self.resume_step = message.world_size, message.resume_step
+        self.started_at = message.at
+        for place in message.places:
+            self._rank(place.rank, place.node)
+            self.node(place.node)
+
+    def _rank(self, rank: int, node: str) -> RankState:
+        state = self.ranks.get(rank)
+        if state is None:
+            state = self.ranks[rank] = RankState(rank=rank, node=node)
+            self.node(node)
+        return state
+
+    def _moved(self, rank: RankState, message: Metrics) -> None:
+        if rank.heard_at is not None and message.at < rank.heard_at:
+            return
+        rank.heard_at = message.at
+        rank.steps_done += len(message.steps)
+        if message.step != rank.step:
+            self.moved_at = max(self.moved_at or message.at, message.at)
+        if message.step != rank.step or message.phase != rank.phase:
+            rank.moved_at = message.at
+        rank.step, rank.phase = message.step, message.phase

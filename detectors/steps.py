@@ -1,0 +1,192 @@
+"""The step matrix: what every rank measured in every step of an attempt, closed step by step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from detectors.clues import Place
+from ingest.events import Metrics
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+FEATURES = (
+    "train.compute.own", "train.compute.duration", "train.step.duration", "train.data.duration",
+    "train.forward.duration", "train.backward.duration", "train.optimizer.duration", "train.collective.wait",
+    "train.compute.cpu", "train.run_queue.delay",
+)  # fmt: skip
+APART = frozenset(("init", "warmup", "checkpoint", "eval"))  # phases whose steps are not compared with training
+NOWHERE = -(2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class StepsConfig:
+    """How much is kept and how long a step waits for its last ranks."""
+
+    steps_max: int = 512
+    matrix_bytes_max: int = 64 * 2**20
+    quorum: float = 0.95  # of the live ranks
+    close_after_seconds: float = 3.0
+
+
+class _State(msgspec.Struct):
+    ranks: list[int] = []
+    next_step: int | None = None  # the lowest step that is not closed
+    newest_step: int = -1
+    first_step: int | None = None
+    opened_at: dict[int, float] = {}
+    apart: list[int] = []
+    partition: int | None = None
+    revised: list[int] = []
+
+
+class StepMatrix:
+    """rank × feature for each step in a ring; NaN = not measured or not there yet."""
+
+    def __init__(self, ranks: list[int], config: StepsConfig | None = None) -> None:
+        self.config = config or StepsConfig()
+        self._state = _State(ranks=sorted(ranks))
+        self._column = {rank: index for index, rank in enumerate(self._state.ranks)}
+        row_bytes = max(1, len(ranks)) * (len(FEATURES) + 3) * 8
+        depth = int(min(self.config.steps_max, max(32, self.config.matrix_bytes_max // row_bytes)))
+        self._values: Floats = np.full((depth, len(ranks), len(FEATURES)), np.nan)
+        self._seen_at: Floats = np.full((depth, len(ranks)), np.nan)
+        self._sequence: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
+        self._offset: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
+        self._step: Ints = np.full(depth, NOWHERE, dtype=np.int64)
+
+    @property
+    def ranks(self) -> list[int]:
+        return self._state.ranks
+
+    @property
+    def first_step(self) -> int | None:
+        """The lowest step seen in this attempt."""
+        return self._state.first_step
+
+    def add(self, message: Metrics, place: Place | None) -> None:
+        """Write the steps of one message; a step that is closed already is remembered as revised."""
+        state, column = self._state, self._column[message.rank]
+        if message.phase in APART and message.step >= 0 and message.step not in state.apart:
+            state.apart = [*state.apart[-63:], message.step]
+        if not message.steps:
+            return
+        if place is not None:
+            state.partition = place.partition
+        columns = [(index, message.columns.get(name)) for index, name in enumerate(FEATURES)]
+        for row, step in enumerate(message.steps):
+            slot = self._slot(step, message.at)
+            if slot is None:
+                continue
+            for index, samples in columns:
+                value = samples[row] if samples is not None and row < len(samples) else None
+                if value is not None and math.isfinite(value):
+                    self._values[slot, column, index] = value
+            ended = message.ended_at[row] if row < len(message.ended_at) else message.at
+            self._seen_at[slot, column] = ended
+            self._sequence[slot, column] = message.sequence
+            self._offset[slot, column] = -1 if place is None else place.offset
+            if state.next_step is not None and step < state.next_step and step not in state.revised:
+                state.revised.append(step)
+
+    def close(self, now: float, live: set[int]) -> list[int]:
+        """The steps that close now, in order: enough live ranks have reported them, or they have waited long enough."""
+        state = self._state
+        if state.next_step is None:
+            if state.first_step is None:
+                return []
+            state.next_step = state.first_step
+        wanted = np.array([rank in live for rank in state.ranks])
+        quorum = math.ceil(self.config.quorum * int(wanted.sum()))
+        closed: list[int] = []
+        while state.next_step <= state.newest_step:
+            step = state.next_step
+            slot = step % len(self._step)
+            opened = state.opened_at.get(step)
+            if self._step[slot] == step and opened is not None:
+                there = int((~np.isnan(self._seen_at[slot]) & wanted).sum())
+                if (there < quorum or quorum == 0) and now < opened + self.config.close_after_seconds:
+                    break
+                closed.append(step)
+            elif not self._passed(step, now):
+                break
+            state.opened_at.pop(step, None)
+            told = [other for other in state.opened_at if other > step]
+            state.next_step = min(told) if told and step not in closed else step + 1
+        return closed
+
+    def take_revised(self) -> list[int]:
+        """Closed steps that late messages have changed since the last call."""
+        revised, self._state.revised = sorted(self._state.revised), []
+        return revised
+
+    def is_apart(self, step: int) -> bool:
+        """A rank said during this step that it is not plain training (checkpoint, evaluation, warm-up)."""
+        return step in self._state.apart
+
+    def values(self, step: int, feature: str) -> Floats | None:
+        """One feature of all ranks, in the order of `ranks`; None where the ring no longer has the step."""
+        slot = step % len(self._step)
+        if self._step[slot] != step:
+            return None
+        return self._values[slot, :, FEATURES.index(feature)].copy()
+
+    def rows(self, step: int) -> Floats | None:
+        """rank × feature of one step, features as in FEATURES."""
+        slot = step % len(self._step)
+        return self._values[slot].copy() if self._step[slot] == step else None
+
+    def report(self, step: int, rank: int) -> tuple[float, int, int | None, int | None]:
+        """(ended at, sequence, partition, offset) of the message in which `rank` told of `step`."""
+        slot, column = step % len(self._step), self._column[rank]
+        offset = int(self._offset[slot, column])
+        seen = float(self._seen_at[slot, column])
+        partition = self._state.partition if offset >= 0 else None
+        return seen, int(self._sequence[slot, column]), partition, offset if offset >= 0 else None
+
+    def to_state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        return msgspec.to_builtins(self._state, str_keys=True), {
+            "values": self._values, "seen_at": self._seen_at, "sequence": self._sequence,
+            "offset": self._offset, "step": self._step,
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(
+        cls, state: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], config: StepsConfig | None = None
+    ) -> StepMatrix:
+        parsed = msgspec.convert(state, _State, strict=False)
+        matrix = cls(parsed.ranks, config)
+        matrix._state = parsed
+        matrix._values, matrix._seen_at = arrays["values"].copy(), arrays["seen_at"].copy()
+        matrix._sequence, matrix._offset = arrays["sequence"].copy(), arrays["offset"].copy()
+        matrix._step = arrays["step"].copy()
+        return matrix
+
+    def _passed(self, step: int, now: float) -> bool:
+        """Nobody told of `step`, but later steps have waited long enough (or the ring has wrapped over it)."""
+        later = [at for other, at in self._state.opened_at.items() if other > step]
+        wrapped = self._state.newest_step - step >= len(self._step)
+        return wrapped or bool(later and now >= min(later) + self.config.close_after_seconds)
+
+    def _slot(self, step: int, at: float) -> int | None:
+        """The ring's slot for `step`, emptied if it is new; None for a step that the ring has left behind."""
+        state, slot = self._state, step % len(self._step)
+        if self._step[slot] == step:
+            return slot
+        if step < 0 or self._step[slot] > step:
+            return None
+        self._step[slot] = step
+        self._values[slot], self._seen_at[slot] = np.nan, np.nan
+        self._sequence[slot], self._offset[slot] = -1, -1
+        state.newest_step = max(state.newest_step, step)
+        if state.next_step is None or step >= state.next_step:
+            state.opened_at[step] = at
+        if state.next_step is None:
+            state.first_step = step if state.first_step is None else min(state.first_step, step)
+        return slot
