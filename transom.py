@@ -1,0 +1,215 @@
+"""The face of Transom: all that a training script or an integration imports.
+
+    import transom
+
+    run = transom.init()
+    loader = transom.watch(model, optimizer, loader)
+    ckpt = transom.Checkpointer()
+
+Importing it costs next to nothing and loads neither torch nor numpy; each name brings in what it needs when it is
+first used. A user's project may have an `ingest/` or a `ckpt_engine/` of its own, so a rank always gets ours under
+private names. What integrations need (`Verdict`, `decode`, `TOPICS`, `frame`) comes under the ordinary names, and is
+not for ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pandas
+    import torch
+
+    from ckpt_engine.client import Checkpointer as Checkpointer
+    from detectors.verdict import Verdict as Verdict
+    from ingest.events import TOPICS as TOPICS
+    from ingest.events import Message
+    from ingest.identity import RankIdentity
+    from ingest.run import LoggingHandler as LoggingHandler
+    from ingest.run import Run
+
+__all__ = [
+    "TOPICS",
+    "Checkpointer",
+    "LoggingHandler",
+    "Verdict",
+    "decode",
+    "frame",
+    "init",
+    "watch",
+]
+
+RANK_PID = "TRANSOM_RANK_PID"  # set by `init`: a process that inherits it with another pid is a child of a rank
+SCHEDULER_IDS = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURMD_NODENAME",
+    "JOB_COMPLETION_INDEX",
+    "POD_NAME",
+    "POD_UID",
+    "POD_NAMESPACE",
+    "NODE_NAME",
+)
+SCHEDULER_ID_CHARS_MAX = 256
+
+Batch = TypeVar("Batch")
+
+_logger = logging.getLogger("transom")
+
+
+def init() -> Run:
+    """Begin to report this training process, from its environment. Later calls return the same run.
+
+    Outside `transom run`, and in the children of a rank, the run takes all calls and does nothing.
+    """
+    run_room = _in_rank("ingest", "run")
+    if run_room.is_started():
+        return run_room.start_run(None, _clock())  # type: ignore[no-any-return]
+    run: Run = run_room.start_run(_identity(), _clock())
+    _register_pickling(type(run))
+    return run
+
+
+def watch(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    dataloader: Iterable[Batch] | None = None,
+) -> Iterable[Batch] | None:
+    """Time every step of this model by itself; iterate over the loader that is returned.
+
+    Call it last, when the model is wrapped and moved to its device. Do not register a communication hook on the
+    model afterwards; one that is there before stays, and less is reported.
+    """
+    run = init()
+    if not run.active:
+        return dataloader
+    return _in_rank("ingest", "torch_timers").watch_training(run, model, optimizer, dataloader)  # type: ignore[no-any-return]
+
+
+def decode(headers: Sequence[tuple[str, bytes]], value: bytes) -> Any:
+    """The message in a record of any of our topics. Raises `ingest.codec.Undecodable`, whatever the bytes are."""
+    from ingest.codec import Codec
+    from recovery.action import RECOVERY_TYPES
+
+    return Codec(RECOVERY_TYPES).decode(headers, value)
+
+
+def frame(messages: Iterable[Message]) -> pandas.DataFrame:
+    """The metrics among these messages as a pandas table, one row per rank and step: for notebooks."""
+    from ingest.metrics_frame import metrics_frame
+
+    return metrics_frame(messages)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Checkpointer":
+        value: Any = _checkpointer_type()
+    elif name == "LoggingHandler":
+        value = _in_rank("ingest", "run").LoggingHandler
+    elif name == "Verdict":
+        value = importlib.import_module("detectors.verdict").Verdict
+    elif name == "TOPICS":
+        value = importlib.import_module("ingest.events").TOPICS
+    else:
+        raise AttributeError(f"module 'transom' has no attribute {name!r}; it has {', '.join(__all__)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _in_rank(room: str, module: str) -> ModuleType:
+    """A module of one of our two rooms for ranks, under a private name that no user's project has."""
+    private = f"_transom_{room}"
+    if private not in sys.modules:
+        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), room)  # noqa: PTH100, PTH118, PTH120
+        spec = importlib.util.spec_from_file_location(
+            private, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]  # noqa: PTH118
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        package = importlib.util.module_from_spec(spec)
+        sys.modules[private] = package
+        try:
+            spec.loader.exec_module(package)
+        except BaseException:
+            del sys.modules[private]
+            raise
+    return importlib.import_module(f"{private}.{module}")
+
+
+def _clock() -> Any:
+    return _in_rank("ingest", "clock").SystemClock()
+
+
+def _identity() -> RankIdentity | None:
+    """Who this process is, from its environment; None where there is no launcher, or it is only a rank's child."""
+    environment = os.environ
+    if not environment.get("TRANSOM_SOCKET"):
+        _logger.info("transom: no launcher (TRANSOM_SOCKET is not set); nothing is reported")
+        return None
+    if environment.setdefault(RANK_PID, str(os.getpid())) != str(os.getpid()):
+        return None  # a data loader worker or another child: the rank itself reports
+    try:
+        identity: RankIdentity = _in_rank("ingest", "identity").RankIdentity(
+            job=environment["TRANSOM_JOB"],
+            attempt=int(environment["TRANSOM_ATTEMPT"]),
+            rank=int(environment["RANK"]),
+            node=environment["TRANSOM_NODE"],
+            socket=environment["TRANSOM_SOCKET"],
+            token=environment.get("TRANSOM_TOKEN", ""),
+            pid=os.getpid(),
+            local_rank=int(environment.get("LOCAL_RANK") or 0),
+            resume_step=_resume_step(environment),
+            allow_inject=environment.get("TRANSOM_ALLOW_INJECT") == "1",
+            visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
+            scheduler_ids={
+                name: environment[name][:SCHEDULER_ID_CHARS_MAX]
+                for name in SCHEDULER_IDS
+                if environment.get(name)
+            },
+        )
+    except KeyError as error:
+        _logger.warning("transom: nothing is reported: %s is not set; start with `transom run`", error)
+        return None
+    except ValueError as error:
+        _logger.warning("transom: nothing is reported: the environment is wrong: %s", error)
+        return None
+    return identity
+
+
+def _resume_step(environment: Mapping[str, str]) -> int | None:
+    text = environment.get("TRANSOM_RESUME_STEP", "")
+    return int(text) if text else None
+
+
+def _register_pickling(run_type: type[Any]) -> None:
+    """A run inside an object that goes to a data loader worker arrives there as that process's own."""
+    import copyreg
+
+    copyreg.pickle(run_type, _reduce_run)
+
+
+def _reduce_run(run: Any) -> tuple[Any, tuple[()]]:
+    return init, ()
+
+
+def _checkpointer_type() -> type[Any]:
+    """The engine's Checkpointer, which takes what it is not given from the environment."""
+    client = _in_rank("ckpt_engine", "client")
+
+    class Checkpointer(client.Checkpointer):  # type: ignore[misc, name-defined]
+        """Saves and loads training state: in the memory of the node's checkpoint engine, and on disk."""
