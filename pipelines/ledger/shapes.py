@@ -1,0 +1,288 @@
+"""What a reader of the ledger is given: the shapes of the HTTP API, the Protocol behind it, and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from detectors.verdict import Culprit, Verdict
+from recovery.action import RECOVERY_TYPES, Action, Command, Incident, Receipt
+
+LIST_LIMIT_MAX = 1_000  # rows of one answer
+LIST_LIMIT_DEFAULT = 200
+BUCKETS_MAX = 2_000
+BUCKETS_DEFAULT = 500
+
+RowTable = Literal["verdicts", "actions", "receipts", "transitions", "checkpoints", "events", "commands"]
+ROW_TABLES: Mapping[str, str] = {  # name in the API → table
+    "verdicts": "verdict",
+    "actions": "action",
+    "receipts": "receipt",
+    "transitions": "incident",
+    "checkpoints": "checkpoint_event",
+    "events": "job_event",
+    "commands": "command",
+}
+
+
+class LedgerError(Exception):
+    """Base of what the ledger and its readers raise; the text is one sentence that says what to do."""
+
+
+class LedgerLocked(LedgerError):
+    """Another process holds the file; `pid` where the message of the lock names it."""
+
+    def __init__(self, text: str, pid: int | None = None) -> None:
+        super().__init__(text)
+        self.pid = pid
+
+
+class LedgerUnreadable(LedgerError):
+    """The file is not a ledger, or not one that this version can read; trying again will not help."""
+
+
+class LedgerWriteFailed(LedgerError):
+    """The disk does not take what is written (full, gone); nothing of it counts, and it may be tried again."""
+
+
+class LedgerUnavailable(LedgerError):
+    """Nobody answers for the ledger now."""
+
+
+class LedgerBusy(LedgerError):
+    """The question took too long, or the file is being opened again; asking later or for less may help."""
+
+
+class NotInLedger(LedgerError):
+    """There is no such thing in the ledger."""
+
+
+class BadQuestion(LedgerError):
+    """The question or command itself is wrong."""
+
+
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest complete checkpoint that is not rejected."""
+
+    step: int
+    tier: str
+    event_at: float
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as it is now.
+
+    `goodput` = highest step reached × median step seconds / (now or its end − first attempt's start), at most 1; work
+    that was done twice counts once. `state` lost: it runs as far as we were told, but nobody has spoken for a minute.
+    """
+
+    job: str
+    attempt: int
+    state: Literal["running", "failed", "finished", "stopped", "lost"]
+    world_size: int
+    started_at: float | None
+    last_step: int | None
+    last_seen_at: float | None
+    goodput: float | None
+    open_incidents: int
+    checkpoint: CheckpointView | None
+    outcome: str
+
+
+class ActionView(msgspec.Struct, frozen=True, kw_only=True):
+    """What recovery decided about an incident."""
+
+    action_id: str
+    verb: str
+    mode: str
+    rule: str
+    excluded_nodes: tuple[str, ...]
+    next_attempt: int | None
+    resume_step: int | None
+    resume_tier: str
+    plan_hash: str
+
+
+class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident as it is now; `seq` is its last change in the ledger, `status` the verdict's, `state` recovery's."""
+
+    seq: int
+    incident_id: str
+    job: str
+    attempt: int
+    fault_class: str
+    severity: str
+    status: str
+    state: str
+    culprits: tuple[Culprit, ...]
+    victims: int
+    onset_at: float | None
+    onset_step: int | None
+    first_bad_step: int | None
+    opened_at: float
+    updated_at: float
+    closed_at: float | None
+    summary: str
+    advice: str
+    settled: bool
+    action: ActionView | None
+    outcome: str
+    outcome_text: str
+    acknowledged_by: str
+    acknowledged_at: float | None
+    feedback: str
+    muted_until: float | None
+
+
+class IncidentPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Incidents, newest change first; ask for `after=next` to get only what is new."""
+
+    incidents: tuple[IncidentView, ...]
+    next: int
+
+
+class IncidentStory(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was said about one incident, each list oldest first."""
+
+    incident: IncidentView
+    verdicts: tuple[Verdict, ...]
+    actions: tuple[Action, ...]
+    receipts: tuple[Receipt, ...]
+    transitions: tuple[Incident, ...]
+    commands: tuple[Command, ...]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One message as the ledger keeps it: its number in its table, its type's name, and the message."""
+
+    seq: int
+    kind: str
+    message: Any
+
+
+class RowPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows, oldest first; ask for `after=next` to get only what is new."""
+
+    rows: tuple[Row, ...]
+    next: int
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of a job by rank: [event_at, step, value]; None stands for what `non_finite` names ([rank, step, name])."""
+
+    metric: str
+    ranks: dict[str, list[tuple[float, int, float | None]]]
+    median: list[tuple[float, float | None]]
+    non_finite: list[tuple[int, int, str]]
+
+
+class LogRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One record of a rank's output."""
+
+    event_at: float
+    rank: int
+    node: str
+    stream: str
+    text: str
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ledger does; `lag`: records on the bus that it has not read, by topic; `data_at`: how fresh it is."""
+
+    status: Literal["ok", "degraded"]
+    reason: str
+    lag: dict[str, int]
+    data_at: float
+
+
+class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command as a person gives it; the ledger adds id and time."""
+
+    verb: Literal["acknowledge", "mute", "approve", "reject", "feedback"]
+    incident_id: str
+    author: str
+    job: str = ""
+    note: str = ""
+    feedback: Literal["", "true_positive", "false_positive", "unknown"] = ""
+    plan_hash: str = ""
+    until: float | None = None
+
+
+class LedgerReader(Protocol):
+    """The same questions of a live ledger (over HTTP, or inside `record`) and of a finished one."""
+
+    def jobs(self) -> tuple[JobView, ...]: ...
+
+    def incidents(
+        self,
+        *,
+        job: str | None = None,
+        state: str | None = None,
+        fault_class: str | None = None,
+        severity: str | None = None,
+        after: int | None = None,
+        limit: int = LIST_LIMIT_DEFAULT,
+    ) -> IncidentPage:
+        """Without `after` the newest `limit`; with it the next `limit` that changed since. `state`: recovery's, open or closed."""
+        ...
+
+    def incident(self, incident_id: str) -> IncidentStory:
+        """Raises NotInLedger."""
+        ...
+
+    def rows(
+        self,
+        table: RowTable,
+        *,
+        job: str | None = None,
+        after: int | None = None,
+        limit: int = LIST_LIMIT_DEFAULT,
+    ) -> RowPage:
+        """Without `after` the newest `limit`; with it the next `limit` since; always oldest first."""
+        ...
+
+    def series(
+        self,
+        job: str,
+        metric: str,
+        *,
+        attempt: int | None = None,
+        start: float | None = None,
+        end: float | None = None,
+        buckets: int = BUCKETS_DEFAULT,
+    ) -> Series: ...
+
+    def metric_names(self, job: str) -> tuple[str, ...]: ...
+
+    def logs(
+        self,
+        job: str,
+        *,
+        rank: int | None = None,
+        start: float | None = None,
+        end: float | None = None,
+        limit: int = LIST_LIMIT_DEFAULT,
+    ) -> tuple[LogRow, ...]:
+        """The newest `limit` lines of the span, oldest first."""
+        ...
+
+    def health(self) -> Health: ...
+
+    def post_command(self, request: CommandRequest) -> str:
+        """The command's id, once it is durable on the bus. Raises NotInLedger, BadQuestion, LedgerUnavailable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def row_object(row: Row) -> dict[str, Any]:
+    """A row as the API writes it: seq, kind and the message's own fields side by side."""
+    return {"seq": row.seq, "kind": row.kind, **msgspec.to_builtins(row.message)}
+
+
+def row_of_object(fields: Mapping[str, Any]) -> Row:
+    """The row that `row_object` wrote. Raises msgspec.ValidationError, KeyError."""
+    _, type_ = RECOVERY_TYPES[fields["kind"]]
+    return Row(seq=fields["seq"], kind=fields["kind"], message=msgspec.convert(fields, type_))

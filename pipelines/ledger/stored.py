@@ -1,0 +1,50 @@
+"""What the tables say at start: offsets, parts, counters."""
+
+from __future__ import annotations
+
+import json
+
+import duckdb
+
+from ingest.bus import TopicPartition
+
+from .parts import Part
+
+
+def stored_offsets(connection: duckdb.DuckDBPyConnection) -> dict[TopicPartition, int]:
+    """The newest offset of every partition."""
+    rows = connection.execute(
+        "SELECT topic, source_partition, max(next_offset) FROM source_offset GROUP BY ALL"
+    ).fetchall()
+    return {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
+
+
+def stored_parts(connection: duckdb.DuckDBPyConnection) -> list[Part]:
+    """The parts that exist: every part with a row, but for those that a later row replaces."""
+    parts: dict[str, Part] = {}
+    for row in connection.execute("SELECT * EXCLUDE (seq) FROM metric_part ORDER BY seq").fetchall():
+        path, level, topic, partition, first, last, count, min_at, max_at, jobs, replaces = row
+        for old in json.loads(replaces):
+            parts.pop(old, None)
+        if path:
+            place = TopicPartition(topic, partition)
+            parts[path] = Part(
+                path, level, place, first, last, count, min_at, max_at, frozenset(json.loads(jobs))
+            )
+    return list(parts.values())
+
+
+def newest_seq(connection: duckdb.DuckDBPyConnection, table: str) -> int:
+    """The highest seq of a table; 0 where it is empty."""
+    return _scalar(connection, f"SELECT coalesce(max(seq), 0) FROM {table}")
+
+
+def oldest_log_line(connection: duckdb.DuckDBPyConnection) -> int:
+    """The lowest seq of log_line; 1 where it is empty."""
+    return _scalar(connection, "SELECT coalesce(min(seq), 1) FROM log_line")
+
+
+def _scalar(connection: duckdb.DuckDBPyConnection, query: str) -> int:
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])

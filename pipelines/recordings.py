@@ -1,0 +1,59 @@
+"""The recordings of all jobs that `record` keeps: one folder for each job, opened when its first record comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ingest.bus import Record
+from ingest.clock import Clock
+from pipelines.recording import RecordingWriter, recording_folder_of
+
+OPEN_MAX = 16  # files at once; the job that was quiet longest is closed first
+JOBS_MAX = 1_000  # jobs recorded in the life of this process; more are not
+
+
+class Recordings:
+    """Takes records of any job; without a folder it takes nothing. Raises OSError and NotARecording."""
+
+    def __init__(self, folder: Path | None, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._open: dict[str, RecordingWriter] = {}  # the least recently used first
+        self._jobs: set[str] = set()
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Append each record to the recording of its job (its key)."""
+        if self._folder is None:
+            return
+        for record in records:
+            writer = self._writer_of(record.key, self._folder)
+            if writer is not None:
+                writer.write(record)
+
+    def flush(self) -> None:
+        """Everything written so far survives a kill of this process."""
+        for writer in self._open.values():
+            writer.flush()
+
+    def close(self) -> None:
+        """End all files. May be called twice."""
+        while self._open:
+            _, writer = self._open.popitem()
+            writer.close()
+
+    def abandon(self) -> None:
+        """Let go of all files after a failed write: they are repaired when they are opened again."""
+        self._open.clear()
+
+    def _writer_of(self, job: str, folder: Path) -> RecordingWriter | None:
+        writer = self._open.pop(job, None)
+        if writer is None:
+            if not job or (job not in self._jobs and len(self._jobs) >= JOBS_MAX):
+                return None
+            self._jobs.add(job)
+            while len(self._open) >= OPEN_MAX:
+                self._open.pop(next(iter(self._open))).close()
+            writer = RecordingWriter(recording_folder_of(folder, job), job, now=self._clock.now())
+        self._open[job] = writer
+        return writer
