@@ -1,4 +1,4 @@
-"""A backend without processes: for simulation and tests. What a real job would do is done by its `end_rank`, `lose_node` …"""
+"""A backend without processes, for simulation and tests; `end_rank` and its like do what a job would."""
 
 from __future__ import annotations
 

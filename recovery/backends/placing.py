@@ -1,4 +1,4 @@
-"""Which nodes an attempt runs on: pure, and stable, so that surviving nodes keep their ranks and their memory."""
+"""Which nodes an attempt runs on: pure, and stable, so that surviving nodes keep their ranks and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 def choose_nodes(last: Sequence[str], usable: Sequence[str], wanted: int) -> tuple[str, ...] | None:
     """`wanted` nodes in group-rank order, or None where there are too few.
 
-    A node of the last attempt keeps its place; a node that never ran takes the place of one that cannot be used.
+    A node of the last attempt keeps its place; a fresh node takes the place of one that cannot be used.
     """
     fresh = iter([node for node in usable if node not in last])
     chosen: list[str] = []

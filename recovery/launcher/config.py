@@ -27,8 +27,8 @@ class LauncherConfig:
     control_socket: Path
     telemetry_socket: Path
     node_file: Path
+    base_env: Mapping[str, str]  # what ranks inherit: the environment of whoever started the job
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # added for every rank
-    base_env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # what ranks inherit
     pin_cpus: bool = False
     allow_inject: bool = False
     show_output: ShowOutput | int | None = None  # a callable, a file descriptor, or nobody
@@ -41,7 +41,7 @@ class LauncherConfig:
         for path in (self.control_socket, self.telemetry_socket):
             if len(str(path).encode()) > SOCKET_PATH_BYTES_MAX:
                 raise ValueError(
-                    f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes; use a shorter folder"
+                    f"the socket path {path} has more than {SOCKET_PATH_BYTES_MAX} bytes; use a short folder"
                 )
         if self.slots < 1:
             raise ValueError(f"a launcher needs at least one slot for a rank, not {self.slots}")

@@ -1,4 +1,4 @@
-"""What /proc tells of processes: state, parent, session, and the start time that tells one from a later one of its id."""
+"""What /proc tells of processes; the start time tells one from a later one of the same id."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def all_processes() -> list[ProcessStat]:
 
 
 def kill_session(session: int, not_before: int) -> None:
-    """SIGKILL to every process of a session that started at `not_before` ticks or later (so no reused id is hit)."""
+    """SIGKILL to every process of a session that started at `not_before` ticks or later."""
     for stat in all_processes():
         if stat.session == session and stat.start_time >= not_before:
             with suppress(ProcessLookupError, PermissionError):

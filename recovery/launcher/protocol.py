@@ -1,4 +1,4 @@
-"""What is said to a launcher over its control socket, and the files by which launchers and backend find each other.
+"""What is said to a launcher over its control socket, and the files by which backend and launchers meet.
 
 A request is one line of JSON with its kind in `type`, a reply is one line of JSON. Sockets are Unix, 0600.
 """
@@ -18,7 +18,7 @@ JobOutcome = Literal["finished", "failed", "stopped"]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, as jobs/<job>/job.json holds it: `nodes` launchers of `nproc_per_node` ranks are in use at a time."""
+    """jobs/<job>/job.json, what to run: `nodes` launchers of `nproc_per_node` ranks are in use at a time."""
 
     job: str
     script: str  # a path, or a module's name where `module` is set
@@ -42,7 +42,7 @@ class RankProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """jobs/<job>/nodes/<node>.json: a launcher that lives, or that was killed and could not take its file away."""
+    """jobs/<job>/nodes/<node>.json: a launcher that lives, or was killed and could not take its file away."""
 
     job: str
     node: str
@@ -88,7 +88,7 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartRanks(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """Start this node's share of an attempt. Sent again with the same attempt and token it changes nothing."""
+    """Start this node's share of an attempt. Asked again with the same attempt and token, it does nothing."""
 
     attempt: int
     token: str
@@ -100,7 +100,7 @@ class StartRanks(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class StopRanks(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """SIGTERM, after the grace SIGKILL; answered when no rank of `attempt` or older lives, or at the deadline."""
+    """SIGTERM, after the grace SIGKILL; answered when no rank of `attempt` or older lives, or too late."""
 
     attempt: int
     grace_seconds: float
@@ -164,7 +164,7 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request; `refusal` is empty where it was done. `gone`: no rank asked about lives any more."""
+    """The answer to a request; `refusal` is empty where it was done. `gone`: no rank asked about lives."""
 
     refusal: Refusal = ""
     text: str = ""

@@ -1,0 +1,224 @@
+"""Obeys what comes over the control socket: each command is answered at once, or by `tick` when done."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ingest.events import FaultInjected
+from ingest.rank_socket import Inject
+
+from .control import Respond
+from .protocol import (
+    CollectStacks,
+    Finish,
+    InjectFault,
+    LauncherState,
+    Observe,
+    Refusal,
+    Reply,
+    Request,
+    StartRanks,
+    StopRanks,
+)
+from .rank import LocalRank
+
+if TYPE_CHECKING:
+    from .launcher import Launcher
+
+STACKS_QUIET_LOOKS = 2  # stacks that have not grown for so many looks are whole
+SIGNAL_FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
+
+
+class Commands:
+    """The commands in progress; each is a function that returns its reply when it has one."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._clock = launcher.clock
+        self._open: list[tuple[Callable[[], Reply | None], Respond]] = []
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._open)
+
+    def answer(self, request: Request, respond: Respond) -> None:
+        """Begin a command; its reply may come now or later."""
+        match request:
+            case StartRanks():
+                step = self._start(request)
+            case StopRanks():
+                step = self._stop(request)
+            case Observe():
+                step = self._done(Reply(state=self.state()))
+            case CollectStacks():
+                step = self._stacks(request)
+            case InjectFault():
+                step = self._done(self._inject(request))
+            case Finish():
+                step = self._finish()
+        reply = step()
+        if reply is not None:
+            respond(reply)
+        else:
+            self._open.append((step, respond))
+
+    def tick(self) -> None:
+        """Answer what is done by now."""
+        still_open = []
+        for step, respond in self._open:
+            reply = step()
+            if reply is None:
+                still_open.append((step, respond))
+            else:
+                respond(reply)
+        self._open = still_open
+
+    def state(self) -> LauncherState:
+        config, share = self._launcher.config, self._launcher.share
+        return LauncherState(
+            job=config.job,
+            node=config.node,
+            slots=config.slots,
+            attempt=share.attempt if share else 0,
+            token=share.order.token if share else "",
+            stop_requested=share.stop_requested if share else False,
+            ranks=share.views() if share else (),
+        )
+
+    def _done(self, reply: Reply) -> Callable[[], Reply | None]:
+        return lambda: reply
+
+    def _refuse(self, refusal: Refusal, text: str) -> Callable[[], Reply | None]:
+        return self._done(Reply(refusal=refusal, text=text, state=self.state()))
+
+    def _start(self, order: StartRanks) -> Callable[[], Reply | None]:
+        launcher = self._launcher
+        share, node = launcher.share, launcher.config.node
+        here = sum(place.node == node for place in order.places)
+        if launcher.leaving:
+            return self._refuse("rejected", f"the launcher of {node} is ending: the job is over")
+        if share is not None and (share.attempt, share.order.token) == (order.attempt, order.token):
+            pass  # asked again: the same ranks
+        elif order.attempt <= launcher.fenced_attempt:
+            return self._refuse(
+                "conflict", f"attempt {launcher.fenced_attempt} was on {node}, {order.attempt} is not newer"
+            )
+        elif share is not None and not share.gone:
+            return self._refuse(
+                "conflict", f"ranks of attempt {share.attempt} still live on {node}; stop them first"
+            )
+        elif not 0 < here <= launcher.config.slots:
+            return self._refuse(
+                "rejected", f"{here} ranks for {node}, which has {launcher.config.slots} slots"
+            )
+        else:
+            launcher.begin(launcher.make_share(order))
+
+        def step() -> Reply | None:
+            current = launcher.share
+            if current is None or current.attempt != order.attempt:
+                return Reply(
+                    refusal="conflict", text=f"{node} went on to another attempt", state=self.state()
+                )
+            if current.pending:
+                return None
+            refused = [rank.refusal for rank in current.ranks.values() if rank.refusal]
+            return Reply(
+                refusal="failed" if refused else "", text=refused[0] if refused else "", state=self.state()
+            )
+
+        return step
+
+    def _stop(self, order: StopRanks) -> Callable[[], Reply | None]:
+        launcher = self._launcher
+        launcher.fenced_attempt = max(
+            launcher.fenced_attempt, order.attempt
+        )  # a start that is late is refused
+        share = launcher.share
+        if share is None or share.attempt > order.attempt:
+            return self._done(Reply(gone=True, state=self.state()))
+        share.stop(order.grace_seconds)
+        deadline = self._clock.monotonic() + order.deadline_seconds
+
+        def step() -> Reply | None:
+            if share.gone or self._clock.monotonic() >= deadline:
+                return Reply(gone=share.gone, state=self.state())
+            return None
+
+        return step
+
+    def _finish(self) -> Callable[[], Reply | None]:
+        launcher = self._launcher
+        launcher.leave(launcher.config.grace_seconds)
+        share = launcher.share
+
+        def step() -> Reply | None:
+            if share is None or share.gone:
+                return Reply(gone=True, state=self.state())
+            return None
+
+        return step
+
+    def _stacks(self, order: CollectStacks) -> Callable[[], Reply | None]:
+        share = self._launcher.share
+        if share is None or share.attempt != order.attempt:
+            return self._refuse(
+                "conflict", f"attempt {order.attempt} does not run on {self._launcher.config.node}"
+            )
+        asked = {rank.rank: rank for rank in share.alive if rank.ask_stacks()}
+        quiet: dict[int, tuple[str, int]] = {}
+        deadline = self._clock.monotonic() + order.deadline_seconds
+
+        def step() -> Reply | None:
+            for number, rank in asked.items():
+                text = rank.stacks()
+                before, looks = quiet.get(number, ("", 0))
+                quiet[number] = (text, looks + 1 if text and text == before else 0)
+            whole = all(
+                quiet[number][1] >= STACKS_QUIET_LOOKS or not rank.alive for number, rank in asked.items()
+            )
+            if not whole and self._clock.monotonic() < deadline:
+                return None
+            return Reply(stacks={number: text for number, (text, _) in quiet.items() if text})
+
+        return step
+
+    def _inject(self, order: InjectFault) -> Reply:
+        launcher, share = self._launcher, self._launcher.share
+        if not launcher.config.allow_inject:
+            return Reply(
+                refusal="rejected", text="this job does not allow faults; start it with --allow-inject"
+            )
+        rank = share.ranks.get(order.rank) if share else None
+        if share is None or rank is None or not rank.alive:
+            return Reply(refusal="rejected", text=f"rank {order.rank} does not run on {launcher.config.node}")
+        if order.fault in SIGNAL_FAULTS:
+            injected = FaultInjected(
+                fault=order.fault, parameters=order.parameters, **share.stamp(order.rank, "events")
+            )
+            launcher.publish(injected)  # before it is done: the label comes first
+            rank.send_signal(SIGNAL_FAULTS[order.fault])
+            return Reply(state=self.state())
+        return self._forward(order, rank)
+
+    def _forward(self, order: InjectFault, rank: LocalRank) -> Reply:
+        known = {"at_step", "factor", "seconds"}
+        unknown = set(order.parameters) - known
+        if unknown:
+            return Reply(
+                refusal="rejected", text=f"parameters are {', '.join(sorted(known))}, not {min(unknown)}"
+            )
+        wanted = order.parameters
+        inject = Inject(
+            fault=order.fault,
+            at_step=int(wanted.get("at_step", -1)),
+            factor=wanted.get("factor", 3.0),
+            seconds=wanted.get("seconds", 8.0),
+        )
+        if self._launcher.telemetry.send_inject(rank.rank, inject):
+            return Reply(state=self.state())
+        return Reply(
+            refusal="failed", text=f"rank {rank.rank} does not listen; does its script call transom.init()?"
+        )

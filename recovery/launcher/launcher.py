@@ -1,0 +1,294 @@
+"""The launcher of one node: a loop that owns the ranks, takes in what they say, and obeys."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ingest.bus import Bus
+from ingest.clock import Clock
+from ingest.events import LAUNCHER_RANK, FaultInjected, Logs, Message, Metrics, NodeHeartbeat
+from ingest.rank_socket import Hello
+
+from .commands import Commands
+from .config import LauncherConfig
+from .control import Control
+from .job_files import BrokenJobFile, read_file, write_file
+from .procfs import start_time_of
+from .protocol import NodeFile, RankProcess
+from .publisher import Publisher, dead_letter
+from .rank import LocalRank
+from .share import Share
+from .show import Shown
+from .telemetry import Telemetry
+from .zygote_keeper import ZygoteKeeper
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+TICK_SECONDS = 0.05
+SEE_OFF_SECONDS_MAX = 2.0
+LEAVE_SECONDS_MAX = 15.0  # beyond the grace, for a rank that no signal reaches
+
+
+class Launcher:
+    """Runs until it is told that the job is over, or is sent SIGTERM. Call `run` from the main thread."""
+
+    def __init__(self, config: LauncherConfig, bus: Bus, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+        self.share: Share | None = None
+        self.fenced_attempt = 0  # nothing of this attempt or an older one is started any more
+        self.leaving = False
+        self._selector = selectors.DefaultSelector()
+        self._keys: dict[int, selectors.SelectorKey] = {}
+        self._shown = Shown(config.show_output)
+        self._publisher = Publisher(
+            bus, clock, queue_bytes_max=config.limits.publish_queue_bytes_max, warn=self.tell_user
+        )
+        self._idle_sequence = 0
+        self._leave_by: float | None = None
+        self._signals = 0
+        self._due: dict[str, float] = {}
+
+    def run(self) -> int:
+        """The launcher's life; returns the process's exit code."""
+        self._become_parent()
+        self._adopt_fence()
+        self._shown.start()
+        self._publisher.start()
+        self.zygote = ZygoteKeeper(self.config, self.clock, watch=self.watch, show=self._shown.put)
+        self.zygote.start()
+        self.telemetry = Telemetry(
+            self.config.telemetry_socket, self, self.clock, slots=self.config.slots, watch=self.watch
+        )
+        self.commands = Commands(self)
+        self._control = Control(
+            self.config.control_socket, self.commands.answer, self.clock, watch=self.watch
+        )
+        self.write_node_file()
+        try:
+            while not self._done():
+                for key, _ in self._selector.select(TICK_SECONDS):
+                    if self._keys.get(key.fd) is key:  # an earlier callback may have closed it
+                        key.data()
+                self._tick()
+        finally:
+            self._close()
+        return 0
+
+    # What others of the launcher ask of it
+
+    def watch(self, source: Any, callback: Callable[[], object] | None, *, writing: bool = False) -> None:
+        """Call back when `source` is ready; None: no more."""
+        with suppress(KeyError):
+            self._keys.pop(self._selector.unregister(source).fd)
+        if callback is not None:
+            events = selectors.EVENT_WRITE if writing else selectors.EVENT_READ
+            key = self._selector.register(source, events, callback)
+            self._keys[key.fd] = key
+
+    def tell_user(self, text: str) -> None:
+        self._shown.put(f"transom: {self.config.node}: {text}\n".encode())
+
+    def publish(self, message: Message) -> None:
+        self._publisher.publish(message)
+
+    def begin(self, share: Share) -> None:
+        """A new attempt replaces the one that is gone."""
+        self.share = share
+        self.fenced_attempt = max(self.fenced_attempt, share.attempt)
+
+    def make_share(self, order: Any) -> Share:
+        return Share(
+            self.config, order, self.clock, publish=self.publish, show=self._shown.put, watch=self.watch
+        )
+
+    def leave(self, grace_seconds: float) -> None:
+        """Stop what is left and go."""
+        self.leaving = True
+        leave_by = self.clock.monotonic() + grace_seconds + LEAVE_SECONDS_MAX
+        self._leave_by = leave_by if self._leave_by is None else min(self._leave_by, leave_by)
+        if self.share is not None:
+            self.share.stop(grace_seconds)
+
+    def write_node_file(self) -> None:
+        """Say where we are and what runs, for whoever finds us dead."""
+        config, share = self.config, self.share
+        zygote_pid, zygote_start_time = self.zygote.process
+        content = NodeFile(
+            job=config.job,
+            node=config.node,
+            slots=config.slots,
+            pid=os.getpid(),
+            start_time=start_time_of(os.getpid()),
+            zygote=RankProcess(rank=LAUNCHER_RANK, pid=zygote_pid, start_time=zygote_start_time)
+            if zygote_pid
+            else None,
+            control_socket=str(config.control_socket),
+            telemetry_socket=str(config.telemetry_socket),
+            attempt=self.fenced_attempt,
+            token=share.order.token if share else "",
+            ranks=tuple(rank.process() for rank in share.alive) if share else (),
+        )
+        try:
+            write_file(config.node_file, content, durable=False)
+        except OSError as error:
+            self.tell_user(
+                f"{config.node_file} cannot be written ({error.strerror}); recovery may not find this node"
+            )
+
+    # Audience of the telemetry socket
+
+    def refuses(self, hello: Hello, session: int) -> str:
+        if self.share is None:
+            return f"hello of rank {hello.rank}, but no attempt runs here"
+        return self.share.refuses(hello, session, self.zygote.process[0])
+
+    def said_hello(self, hello: Hello) -> None:
+        assert self.share is not None
+        self.share.said_hello(hello)
+
+    def said(self, message: Metrics | Logs | FaultInjected) -> None:
+        if self.share is not None and message.attempt == self.share.attempt:
+            self.share.said(message)
+
+    def garbage(self, packet_type: str, body: bytes, reason: str, rank: int | None) -> None:
+        source = {"node": self.config.node, "rank": "" if rank is None else rank}
+        self._publisher.put(dead_letter(self.config.job, packet_type, body, reason, source))
+
+    # The loop
+
+    def _tick(self) -> None:
+        now = self.clock.monotonic()
+        limits = self.config.limits
+        self._hear_zygote()
+        share = self.share
+        if share is not None:
+            if self._is_due("look", now, limits.look_seconds):
+                share.look()
+            before = share.gone
+            share.tick(self._before_close)
+            if share.gone and not before:
+                self.write_node_file()
+        if self._is_due("heartbeat", now, limits.heartbeat_seconds):
+            self._beat()
+        elif share is not None and self._is_due("logs", now, limits.log_flush_seconds):
+            share.flush_logs()
+        self.commands.tick()
+        if self._is_due("idle", now, 5.0):
+            self.telemetry.drop_silent()
+            self._control.drop_idle()
+
+    def _hear_zygote(self) -> None:
+        changed = self.zygote.attend(self.share)
+        self._reap_orphans()
+        if changed:
+            self.write_node_file()
+
+    def _beat(self) -> None:
+        """Everything that was sent before `at` is published first: `at` is a watermark."""
+        at = self.clock.now()
+        self.telemetry.sweep()
+        share = self.share
+        if share is not None:
+            share.read_pipes()
+            share.flush_logs()
+            stamp = share.stamp(LAUNCHER_RANK, "events", at)
+        else:
+            stamp = {
+                "job": self.config.job, "attempt": 0, "rank": LAUNCHER_RANK, "node": self.config.node,
+                "sequence": self._idle_sequence, "at": at,
+            }  # fmt: skip
+            self._idle_sequence += 1
+        alive = tuple(sorted(rank.rank for rank in share.alive)) if share else ()
+        dropped = self._publisher.dropped + (share.dropped if share else 0)
+        self.publish(NodeHeartbeat(ranks_alive=alive, dropped=dropped, **stamp))
+
+    def _before_close(self, rank: LocalRank) -> None:
+        self.telemetry.sweep(rank.rank)
+        self.telemetry.hang_up(rank.rank)
+
+    def _is_due(self, what: str, now: float, seconds: float) -> bool:
+        if now < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now + seconds
+        return True
+
+    def _done(self) -> bool:
+        if self._signals:
+            self.leave(self.config.grace_seconds if self._signals == 1 else 0.0)
+        if not self.leaving:
+            return False
+        late = self._leave_by is not None and self.clock.monotonic() >= self._leave_by
+        return late or ((self.share is None or self.share.gone) and not self.commands.waiting)
+
+    # Birth and death
+
+    def _become_parent(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if self.config.die_with_parent:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a dead zygote come to us, with their exit status
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._signals += 1
+
+    def _adopt_fence(self) -> None:
+        """A launcher that replaces a killed one must not start what that one was already past."""
+        before = None
+        with suppress(BrokenJobFile):  # half written by a host that lost its power: no rank survived that
+            before = read_file(self.config.node_file, NodeFile)
+        if before is not None and before.job == self.config.job:
+            self.fenced_attempt = before.attempt
+
+    def _reap_orphans(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid == self.zygote.process[0]:
+                return  # the zygote is reaped by its keeper
+            os.waitpid(ended.si_pid, 0)
+            by_signal = ended.si_code != os.CLD_EXITED
+            if self.share is not None:
+                self.share.exited(
+                    ended.si_pid,
+                    None if by_signal else ended.si_status,
+                    ended.si_status if by_signal else None,
+                )
+
+    def _see_off(self, share: Share) -> None:
+        """Tell the exits of ranks that the zygote took with it."""
+        deadline = self.clock.monotonic() + SEE_OFF_SECONDS_MAX
+        while not share.gone and self.clock.monotonic() < deadline:
+            self._reap_orphans()
+            share.tick(self._before_close)
+            if not share.gone:
+                self.clock.sleep(0.01)
+
+    def _close(self) -> None:
+        self.zygote.close()  # and with it whatever rank is left
+        if self.share is not None:
+            self._see_off(self.share)
+            self._beat()
+        self._control.flush(1.0)
+        self._control.close()
+        self.telemetry.close()
+        if not self._publisher.close(self.config.limits.publish_drain_seconds):
+            self.tell_user("the bus did not take the last messages in time; they are lost")
+        self._shown.close(2.0)
+        self.config.node_file.unlink(missing_ok=True)
+        if self.share is not None:
+            for rank in self.share.ranks.values():
+                rank.close()
+        self._selector.close()
