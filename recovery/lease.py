@@ -1,4 +1,4 @@
-"""One controller per host: a lock that dies with its process, and an epoch that outs whoever lost it unnoticed."""
+"""One controller per host: an exclusive lock on a file, which dies with its process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lease:
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give the lease back. Idempotent. The file stays: unlinking it would let two processes lock two files."""
+        """Give it back. Idempotent. The file stays: unlinking would let two processes lock two files."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,0 +1,202 @@
+"""Which incident a new verdict or command belongs to: the first look at everything that comes in.
+
+One incident per cause and at most one in hand per job: what comes about an attempt that is already being
+dealt with joins that incident, what comes about an attempt that is over can no longer restart anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from detectors.verdict import Verdict
+
+from .action import Action, Command
+from .incident import ACTING, IN_HAND, TERMINAL, allows
+from .policy import stale_effects
+from .policy_config import PolicyConfig, effective_verb
+from .store import Entry, RecoveryStore
+from .store_schema import IncidentRow, Rejection
+
+BATCH_MAX = 200  # inbox entries in one transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Files inbox entries and commands; every method runs inside a transaction of the caller."""
+
+    store: RecoveryStore
+    config: PolicyConfig
+
+    def file(self, entry: Entry, now: float) -> None:
+        """Give a verdict to its incident, or open one, or say why neither."""
+        verdict = entry.verdict
+        known = self.store.incident_of_verdict(verdict.verdict_id)
+        incident = self.store.incident(known) if known is not None else None
+        if incident is not None and incident.state not in TERMINAL:
+            self._join(entry, incident, now, "revision of")
+            return
+        if incident is not None:
+            self._file_late(entry, incident, now)
+            return
+        obstacle = self._obstacle(verdict)
+        if obstacle:
+            self._ignore(entry, obstacle, now)
+            return
+        host = self._in_hand(verdict)
+        if host is not None:
+            self._join(entry, host, now, "merged into")
+            return
+        self._open(entry, now)
+
+    def _open(self, entry: Entry, now: float) -> None:
+        verdict = entry.verdict
+        incident = self.store.open_incident(verdict.verdict_id, verdict.job, verdict.attempt, now)
+        self.store.file_verdict(entry.seq, "opened", incident.incident_id)
+        waits_for = self.acting_on(verdict.job) if self._acts(verdict) else None
+        if waits_for is not None:
+            cause = f"{verdict.fault_class}; waits until {waits_for.incident_id} is done"
+            self.store.move(incident, "unsettled", cause, now)
+        elif verdict.settled:
+            self.store.move(incident, "settled", f"{verdict.fault_class}: {verdict.summary}", now)
+        else:
+            cause = f"{verdict.fault_class}, not settled: {verdict.summary}"
+            self.store.move(incident, "unsettled", cause, now, due_at=now + self.config.coalesce_seconds_max)
+
+    def _join(self, entry: Entry, incident: IncidentRow, now: float, how: str) -> None:
+        """Add the verdict to an incident that is not over; wake it if that changes what to do."""
+        verdict = entry.verdict
+        before = self.store.verdicts_of(incident.incident_id)
+        self.store.file_verdict(entry.seq, f"{how} {incident.incident_id}", incident.incident_id)
+        verdicts = self.store.verdicts_of(incident.incident_id)
+        if all(one.status == "closed" for one in verdicts) and allows(incident.state, "closed"):
+            self.store.move(incident, "closed", f"detection says it is over: {verdict.summary}", now)
+            return
+        if incident.state == "coalescing":
+            if verdict.settled:
+                self.store.save_incident(replace(incident, due_at=now))
+            return
+        if incident.state in ("starting", "probation") and verdict.status == "open":
+            self.apply_stale(verdict, now)  # too late for this start, in time for the next
+            return
+        changed = {self._meaning(one) for one in verdicts} != {self._meaning(one) for one in before}
+        if changed and incident.state == "awaiting_approval":
+            self.store.move(incident, "revised", f"new evidence: {verdict.summary}", now)
+        elif (
+            changed and incident.state == "notified" and self._acts(verdict) and not self.must_wait(incident)
+        ):
+            self.store.move(incident, "revised", f"now {verdict.fault_class}: {verdict.summary}", now)
+
+    def _file_late(self, entry: Entry, incident: IncidentRow, now: float) -> None:
+        """A revision of an incident that is over may still name a node or a bad checkpoint, no more."""
+        outcome = f"late: {incident.incident_id} is {incident.state}"
+        self.store.file_verdict(entry.seq, outcome, incident.incident_id)
+        if entry.verdict.status == "open" and not self.store.job(entry.verdict.job).outcome:
+            self.apply_stale(entry.verdict, now)
+
+    def _ignore(self, entry: Entry, why: str, now: float) -> None:
+        verdict = entry.verdict
+        incident = self.store.open_incident(verdict.verdict_id, verdict.job, verdict.attempt, now)
+        self.store.file_verdict(entry.seq, f"ignored: {why}", incident.incident_id)
+        effects = self.apply_stale(verdict, now) if why.startswith("stale") else ""
+        self.store.append(ignored(verdict, why + effects, now))
+        self.store.move(incident, "dropped", why + effects, now)
+
+    def apply_stale(self, verdict: Verdict, now: float) -> str:
+        """Keep what an outdated verdict is still good for; in words, empty where that is nothing."""
+        nodes, step = stale_effects(verdict, self.config)
+        self.store.exclude(verdict.job, nodes, verdict.verdict_id, now)
+        if step is not None:
+            why = f"{verdict.fault_class}, verdict {verdict.verdict_id}"
+            self.store.reject(Rejection(verdict.job, step, why, verdict.verdict_id))
+        told = [f"node {node} excluded from the next start" for node in nodes]
+        told += [f"checkpoints from step {step} rejected"] if step is not None else []
+        return "".join(f"; {one}" for one in told)
+
+    def _obstacle(self, verdict: Verdict) -> str:
+        """Why this verdict opens no incident; empty where it does."""
+        job = self.store.job(verdict.job)
+        if job.outcome:
+            return f"terminal: the job is over ({job.outcome})"
+        if verdict.status == "closed":
+            return "closed before it was acted on"
+        started = [one.attempt for one in self.store.attempts(verdict.job) if one.started_at is not None]
+        if started and verdict.attempt < started[-1]:
+            return (
+                f"stale attempt: the verdict is about attempt {verdict.attempt}, the job is at {started[-1]}"
+            )
+        return ""
+
+    def _in_hand(self, verdict: Verdict) -> IncidentRow | None:
+        """The incident that deals with this attempt already; what is only told to people stays by itself."""
+        if not self._acts(verdict):
+            return None
+        for incident in self.store.unfinished(verdict.job):
+            same = incident.attempt == verdict.attempt and incident.state in IN_HAND
+            if same and any(self._acts(one) for one in self.store.verdicts_of(incident.incident_id)):
+                return incident
+        return None
+
+    def acting_on(self, job: str) -> IncidentRow | None:
+        return next((one for one in self.store.unfinished(job) if one.state in ACTING), None)
+
+    def must_wait(self, incident: IncidentRow) -> bool:
+        """Is another incident doing something to the job, and would this one do something too?"""
+        acts = any(self._acts(verdict) for verdict in self.store.verdicts_of(incident.incident_id))
+        return acts and self.acting_on(incident.job) is not None
+
+    def _acts(self, verdict: Verdict) -> bool:
+        return effective_verb(verdict, self.config) != "notify"
+
+    def _meaning(self, verdict: Verdict) -> tuple[object, ...]:
+        return (
+            verdict.verdict_id,
+            verdict.fault_class,
+            verdict.advice,
+            verdict.culprits,
+            verdict.first_bad_step,
+        )
+
+    def obey(self, seq: int, command: Command, now: float) -> None:
+        """A person's approval or rejection; the other commands are the ledger's business and only noted."""
+        if command.verb not in ("approve", "reject"):
+            self.store.file_command(seq, "noted")
+            return
+        known = self.store.incident_of_verdict(command.incident_id) or command.incident_id
+        incident = self.store.incident(known)
+        if incident is None or not allows(incident.state, "approved"):
+            state = "unknown here" if incident is None else incident.state
+            self.store.file_command(seq, f"refused: incident {command.incident_id} is {state}")
+            return
+        wanted = incident.plan.plan_hash if incident.plan is not None else ""
+        if command.verb == "reject":
+            self.store.file_command(seq, "rejected")
+            self.store.move(incident, "rejected", f"{command.author} rejected the plan: {command.note}", now)
+        elif not wanted or command.plan_hash != wanted:
+            asked, is_ = command.plan_hash[:12] or "none", wanted[:12] or "none"
+            why = f"{command.author} approved plan {asked}, the plan is {is_}"
+            self.store.file_command(seq, f"refused: {why}")
+            self.store.move(incident, "refused", why, now, due_at=incident.due_at)
+        elif self.acting_on(incident.job) is not None:
+            why = f"{command.author} approved, but the job is being recovered for another incident"
+            self.store.file_command(seq, f"refused: {why}")
+            self.store.move(incident, "refused", why, now, due_at=incident.due_at)
+        else:
+            self.store.file_command(seq, "approved")
+            approved = replace(incident, approved_hash=wanted)
+            self.store.move(approved, "approved", f"approved by {command.author}", now)
+
+
+def ignored(verdict: Verdict, why: str, now: float) -> Action:
+    """The audit row of a verdict about which nothing is done."""
+    return Action(
+        action_id=f"{verdict.job}/{verdict.attempt}/ignore/{verdict.verdict_id}",
+        job=verdict.job,
+        attempt=verdict.attempt,
+        at=now,
+        verb="ignore",
+        mode="auto",
+        verdict_id=verdict.verdict_id,
+        verdict_revision=verdict.revision,
+        fault_class=verdict.fault_class,
+        rule=why,
+    )
