@@ -1,4 +1,4 @@
-"""The `record` service: one process that takes every topic of the bus into the ledger and serves the ledger's API."""
+"""The `record` service: one process that takes every topic into the ledger and serves the ledger's API."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class RecordConfig:
 class Record:
     """Runs until told to stop; `ready` is set once the ledger is open and served.
 
-    Raises LedgerLocked, LedgerUnreadable and CannotServe at start. Later failures of disk or bus make it unhealthy;
-    it takes nothing more until they are over, and then reads again from the ledger's own offsets: nothing is lost.
+    Raises LedgerLocked, LedgerUnreadable and CannotServe at start. Later failures of disk or bus make it
+    unhealthy; it takes nothing more until they are over, and then reads again from the ledger's own offsets.
     """
 
     def __init__(self, config: RecordConfig, bus: Bus, clock: Clock) -> None:

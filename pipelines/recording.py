@@ -1,4 +1,4 @@
-"""A recorded run: the messages of one job in the order the bus gave them, compressed, with what was injected as labels."""
+"""A recorded run: the messages of one job in the order of the bus, compressed, and what was injected."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class RecordingWriter:
             self._run = read_run(self.folder)
             if self._run.job != job:
                 raise NotARecording(
-                    f"{self.folder} is the recording of job {self._run.job!r}, not {job!r}; give another folder"
+                    f"{self.folder} is the recording of job {self._run.job!r}, not {job!r}; "
+                    "give another folder"
                 )
             self._repair()
         else:
@@ -150,7 +151,7 @@ class RecordingWriter:
         temporary.replace(self.folder / RUN_FILE)
 
     def _repair(self) -> None:
-        """Find where each partition ended; write the file anew where its end is torn, or gzip readers would stop there."""
+        """Find where each partition ended; write the file anew where its end is torn: readers stop there."""
         path = self.folder / MESSAGES_FILE
         if not path.exists():
             return
@@ -191,13 +192,14 @@ def read_run(folder: Path) -> RunFile:
         )
     if run.version != VERSION:
         raise NotARecording(
-            f"{path} has version {run.version}, this Transom reads {VERSION}; replay it with the Transom that wrote it"
+            f"{path} has version {run.version}, this Transom reads {VERSION}; "
+            "replay it with the Transom that wrote it"
         )
     return run
 
 
 def read_recording(folder: Path) -> Iterator[Record]:
-    """The records, oldest first; a torn last line (the recorder was killed) is left out. Raises NotARecording.
+    """The records, oldest first; a torn last line (a killed recorder) is left out. Raises NotARecording.
 
     A folder that is no recording is refused at the call, not at the first record.
     """
@@ -205,7 +207,8 @@ def read_recording(folder: Path) -> Iterator[Record]:
     path = Path(folder) / MESSAGES_FILE
     if not path.is_file():
         raise NotARecording(
-            f"{folder} is not a recorded run: there is no {MESSAGES_FILE}; give a folder that `transom record` wrote"
+            f"{folder} is not a recorded run: there is no {MESSAGES_FILE}; "
+            "give a folder that `transom record` wrote"
         )
     return (_record_of(raw, path) for raw in _Lines(path))
 

@@ -1,4 +1,4 @@
-"""The recordings of all jobs that `record` keeps: one folder for each job, opened when its first record comes."""
+"""The recordings of all jobs that `record` keeps: one folder for each, opened at its first record."""
 
 from __future__ import annotations
 

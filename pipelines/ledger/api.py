@@ -1,4 +1,4 @@
-"""The HTTP API of the ledger: named reads as JSON (Arrow for series), commands, health and Prometheus metrics."""
+"""The HTTP API of the ledger: named reads in JSON (Arrow for series), commands, health, metrics."""
 
 from __future__ import annotations
 

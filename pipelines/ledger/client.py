@@ -66,7 +66,7 @@ class _Error(msgspec.Struct):
 
 
 class LedgerClient:
-    """A LedgerReader over a Unix socket (a path) or TCP (an http:// address with a token). May be used by threads."""
+    """A LedgerReader over a Unix socket (a path) or TCP (an http:// address and a token), for any thread."""
 
     def __init__(
         self, address: str | Path, token: str | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS

@@ -53,7 +53,8 @@ class FinishedLedger(LocalReader):
 
     def _refuse(self, request: CommandRequest) -> str:
         raise LedgerUnavailable(
-            f"{request.verb} needs a live ledger, and this one is finished; start one with `transom up` or `transom record`"
+            f"{request.verb} needs a live ledger, and this one is finished; "
+            "start one with `transom up` or `transom record`"
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Incidents as they are now: verdict revisions, recovery's transitions, actions, receipts and commands merged by id."""
+"""Incidents as they are now: verdicts, recovery's transitions, actions, receipts and commands, merged."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class JobState:
             self.last_step = max(self.last_step, step)
 
     def goodput(self, now: float) -> float | None:
-        """Highest step reached × median step seconds over the wall time so far; None before the first step."""
+        """Highest step reached × median step seconds over the wall time so far; None before a step."""
         if self.first_started_at is None or not self.durations or self.highest_step < 0:
             return None
         end = now if self.ended_at is None else self.ended_at

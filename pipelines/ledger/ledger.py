@@ -66,10 +66,10 @@ class _Waiting:
 
 
 class Ledger:
-    """Owns ledger.duckdb and metrics/. `append` and `commit` belong to one thread; cursors may be asked for by any.
+    """Owns ledger.duckdb and metrics/. `append` and `commit` belong to one thread, `cursor` to any.
 
-    Raises LedgerLocked or LedgerUnreadable when it cannot be opened, LedgerWriteFailed when the disk does not take
-    a commit; after that only `reopen` helps, which forgets what was not committed: read it again from `offsets()`.
+    Raises LedgerLocked or LedgerUnreadable when it cannot be opened, LedgerWriteFailed when the disk does not
+    take a commit; after it only `reopen` helps, which forgets what was not committed: read `offsets()` again.
     """
 
     def __init__(self, folder: Path, clock: Clock, config: LedgerConfig | None = None) -> None:
@@ -83,7 +83,8 @@ class Ledger:
             (self.folder / METRICS_FOLDER).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise LedgerWriteFailed(
-                f"the ledger's folder {self.folder} cannot be made ({error.strerror}); give one that can be written"
+                f"the ledger's folder {self.folder} cannot be made ({error.strerror}); "
+                "give one that can be written"
             ) from error
         self.parts = PartStore(self.folder / METRICS_FOLDER)
         self._readers = threading.Condition()
@@ -142,7 +143,7 @@ class Ledger:
         self.state.load(connection, [str(self.parts.folder / part.path) for part in parts])
 
     def reopen(self) -> None:
-        """Forget what was not committed and open the file again. Raises what opening raises, and LedgerBusy."""
+        """Forget what was not committed, open the file again. Raises what opening raises, and LedgerBusy."""
         self.close()
         self._open()
 
@@ -184,7 +185,7 @@ class Ledger:
     # ---- writing
 
     def offsets(self) -> dict[TopicPartition, int]:
-        """The offset to read next of each partition, as committed; a partition that is not here begins at 0."""
+        """The committed offset to read next of each partition; one that is not here begins at 0."""
         return dict(self._durable)
 
     def append(self, records: Sequence[Record]) -> list[Rejected]:
@@ -248,9 +249,9 @@ class Ledger:
         return self._next == self._durable
 
     def commit(self, *, force: bool = False) -> bool:
-        """Commit what is due: story rows at once, log lines after bulk_seconds, parts after flush_seconds; True if any.
+        """Commit what is due: rows at once, log lines after bulk_seconds, parts after flush_seconds.
 
-        Rows and the offsets they came from are one transaction. Raises LedgerWriteFailed.
+        True if anything was. Rows and the offsets they came from are one transaction. Raises LedgerWriteFailed.
         """
         assert not self._failed, "reopen after a failed write"
         now = self._clock.monotonic()
@@ -279,7 +280,8 @@ class Ledger:
             self._failed = True
             text = str(error).strip().splitlines()[0]
             raise LedgerWriteFailed(
-                f"the ledger in {self.folder} cannot be written ({text}); make room on that disk, it is tried again"
+                f"the ledger in {self.folder} cannot be written ({text}); "
+                "make room on that disk, it is tried again"
             ) from error
 
     def _commit_waiting(self, *, flush: bool) -> None:

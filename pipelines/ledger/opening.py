@@ -1,4 +1,4 @@
-"""Opening the ledger's file: the lock error becomes a sentence that names its holder, wrong files are refused."""
+"""Opening the ledger's file: the lock error names its holder, wrong files are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_database(
     threads: int = 2,
     memory_bytes_max: int = 2**30,
 ) -> duckdb.DuckDBPyConnection:
-    """A connection to the file. Raises LedgerLocked (after waiting for a passing reader) or LedgerUnreadable."""
+    """A connection. Raises LedgerLocked (after waiting for a passing reader) or LedgerUnreadable."""
     config = {**_CONFIG, "threads": str(threads), "memory_limit": f"{memory_bytes_max}B"}
     if not read_only:
         config["storage_compatibility_version"] = (
@@ -57,7 +57,8 @@ def open_database(
             clock.sleep(RETRY_SECONDS)
         except duckdb.Error as error:
             raise LedgerUnreadable(
-                f"{path} is not a ledger ({_first_line(error)}); move it away, and `transom record` makes a new one"
+                f"{path} is not a ledger ({_first_line(error)}); "
+                "move it away, and `transom record` makes a new one"
             ) from error
     return connection
 
@@ -77,7 +78,8 @@ def locked(message: str, path: Path) -> LedgerLocked:
     match = _HOLDER.search(message)
     if match is None:
         return LedgerLocked(
-            f"the ledger {path} is held by another process; read it through `transom incidents` or the API, or stop it"
+            f"the ledger {path} is held by another process; "
+            "read it through `transom incidents` or the API, or stop that process"
         )
     pid = int(match["pid"])
     return LedgerLocked(
@@ -96,7 +98,7 @@ def _command_of(pid: int) -> str:
 
 
 def check_version(connection: duckdb.DuckDBPyConnection, path: Path) -> int | None:
-    """The schema version of the file; None where it is empty. Raises LedgerUnreadable for one that is not ours."""
+    """The schema version of the file; None where it is empty. Raises LedgerUnreadable for a foreign one."""
     names = {
         row[0] for row in connection.execute("SELECT table_name FROM information_schema.tables").fetchall()
     }
@@ -108,7 +110,8 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path) -> int | No
     version = int(row[0]) if row and row[0] is not None else None
     if version is not None and version > SCHEMA_VERSION:
         raise LedgerUnreadable(
-            f"{path} was made by a newer Transom (schema {version}, this one knows {SCHEMA_VERSION}); upgrade Transom"
+            f"{path} was made by a newer Transom (schema {version}, this one knows {SCHEMA_VERSION}); "
+            "upgrade Transom"
         )
     return version
 

@@ -1,4 +1,4 @@
-"""Metric samples as Parquet parts: written aside, made durable, renamed; a part exists only through its row."""
+"""Metric samples as Parquet parts: written aside, durable, renamed; a part exists only through its row."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class Part:
     def row(self, replaces: Sequence[str]) -> tuple[Any, ...]:
         """The row of metric_part, without its seq."""
         return (
-            self.path, self.level, self.place.topic, self.place.partition, self.first_offset, self.last_offset,
-            self.row_count, self.min_at, self.max_at, json.dumps(sorted(self.jobs)), json.dumps(list(replaces)),
+            self.path, self.level, self.place.topic, self.place.partition,
+            self.first_offset, self.last_offset, self.row_count, self.min_at, self.max_at,
+            json.dumps(sorted(self.jobs)), json.dumps(list(replaces)),
         )  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def live_table(buffered: Iterable[Buffered], job: str, metric: str) -> pa.Table:
 
 
 class PartStore:
-    """The folder of parts and the index of them in memory. One thread writes; any thread may ask for `held`."""
+    """The folder of parts and its index in memory. One thread writes; any thread may ask for `held`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -187,7 +188,7 @@ class PartStore:
                 self._samples = 0
 
     def mergeable(self) -> list[Part]:
-        """Enough small parts of one partition and level to become one, oldest first; empty where there are none."""
+        """Enough small parts of one partition and level to become one, oldest first; else empty."""
         groups: dict[tuple[TopicPartition, int], list[Part]] = {}
         for part in self._parts.values():
             groups.setdefault((part.place, part.level), []).append(part)

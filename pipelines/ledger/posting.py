@@ -1,4 +1,4 @@
-"""Commands of people: checked against what the ledger knows, then made durable on the bus before the answer."""
+"""Commands of people: checked against what the ledger knows, durable on the bus before the answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class CommandDesk:
         incident = self._state.incident(request.incident_id)
         if incident is None:
             raise NotInLedger(
-                f"there is no incident {request.incident_id!r} among the recent ones; `transom incidents` lists them"
+                f"there is no incident {request.incident_id!r} among the recent ones; "
+                "`transom incidents` lists them"
             )
         if request.job and request.job != incident.job:
             raise BadQuestion(

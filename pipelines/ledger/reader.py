@@ -1,4 +1,4 @@
-"""The questions that can be asked of a ledger, answered from its tables, parts and memory: one cursor for each."""
+"""The questions that can be asked of a ledger, answered from tables, parts and memory, one cursor each."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ class LocalReader:
 
     def _messages_of(self, cursor: duckdb.DuckDBPyConnection, incident_id: str) -> list[tuple[int, Any]]:
         query = " UNION ALL ".join(
-            f"(SELECT change, kind, body FROM {table} WHERE {condition} ORDER BY change DESC LIMIT {STORY_ROWS_MAX})"
+            f"(SELECT change, kind, body FROM {table} WHERE {condition}"
+            f" ORDER BY change DESC LIMIT {STORY_ROWS_MAX})"
             for table, condition in (
                 ("verdict", "verdict_id = $id"),
                 ("action", "verdict_id = $id"),
@@ -224,7 +225,8 @@ class LocalReader:
                 yield cursor
             except duckdb.InterruptException as error:
                 raise LedgerBusy(
-                    f"the query took more than {self._query_seconds_max:g} s and was stopped; ask for a shorter time or less"
+                    f"the query took more than {self._query_seconds_max:g} s and was stopped; "
+                    "ask for a shorter time or for less"
                 ) from error
             finally:
                 timer.cancel()

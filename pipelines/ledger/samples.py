@@ -1,4 +1,4 @@
-"""The series query: one metric by rank and the ranks' median, thinned so that every minimum and maximum stays."""
+"""The series query: one metric by rank and the ranks' median, thinned so that every extreme stays."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ POINTS_MAX = 200_000  # of one answer, over all ranks
 BUCKETS_MIN = 10
 MEDIAN_RANK = -2  # in the answer as a table: the median over ranks
 
-# Points of every rank, and the median over the ranks of each step as rank -2. NaN and infinities are kept apart: they
-# would win every maximum.
+# Points of every rank, and the median over the ranks of each step as rank -2. NaN and infinities are kept
+# apart: they would win every maximum.
 _POINTS = """
 WITH sample AS (
   SELECT attempt, rank, step, event_at, value FROM ({source})

@@ -25,13 +25,14 @@ class CannotServe(LedgerError):
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A listening socket at `path`, 0600, in a folder that is made 0700. A left-over socket there is replaced.
+    """A listening socket at `path`, 0600, in a folder that is made 0700. A left-over one is replaced.
 
     Only the holder of the ledger's lock may call this: whoever else listened there is gone.
     """
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise CannotServe(
-            f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes; set state_dir to a shorter one"
+            f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes; "
+            "set state_dir to a shorter one"
         )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,7 +64,8 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise CannotServe(
-            f"the API cannot listen on {host}:{port} ({error.strerror}); choose another port or stop who has it"
+            f"the API cannot listen on {host}:{port} ({error.strerror}); "
+            "choose another port or stop who has it"
         ) from error
 
 

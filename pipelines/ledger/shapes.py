@@ -1,4 +1,4 @@
-"""What a reader of the ledger is given: the shapes of the HTTP API, the Protocol behind it, and its errors."""
+"""What a reader of the ledger is given: the shapes of the HTTP API, the Protocol behind it, errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LedgerUnreadable(LedgerError):
 
 
 class LedgerWriteFailed(LedgerError):
-    """The disk does not take what is written (full, gone); nothing of it counts, and it may be tried again."""
+    """The disk does not take what is written (full, gone); nothing of it counts, it may be tried again."""
 
 
 class LedgerUnavailable(LedgerError):
@@ -74,8 +74,9 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it is now.
 
-    `goodput` = highest step reached × median step seconds / (now or its end − first attempt's start), at most 1; work
-    that was done twice counts once. `state` lost: it runs as far as we were told, but nobody has spoken for a minute.
+    `goodput` = highest step reached × median step seconds / (now or its end − first attempt's start), at most
+    1; work that was done twice counts once. `state` lost: it runs as far as we know, but nobody has spoken for
+    a minute.
     """
 
     job: str
@@ -106,7 +107,7 @@ class ActionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
-    """An incident as it is now; `seq` is its last change in the ledger, `status` the verdict's, `state` recovery's."""
+    """An incident as it is now; `seq` is its last change, `status` the verdict's, `state` recovery's."""
 
     seq: int
     incident_id: str
@@ -170,7 +171,7 @@ class RowPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of a job by rank: [event_at, step, value]; None stands for what `non_finite` names ([rank, step, name])."""
+    """One metric by rank: [event_at, step, value]; `non_finite` ([rank, step, name]) names what is None."""
 
     metric: str
     ranks: dict[str, list[tuple[float, int, float | None]]]
@@ -189,7 +190,7 @@ class LogRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How the ledger does; `lag`: records on the bus that it has not read, by topic; `data_at`: how fresh it is."""
+    """How it goes; `lag`: records on the bus not read yet, by topic; `data_at`: up to when it is complete."""
 
     status: Literal["ok", "degraded"]
     reason: str
@@ -225,7 +226,10 @@ class LedgerReader(Protocol):
         after: int | None = None,
         limit: int = LIST_LIMIT_DEFAULT,
     ) -> IncidentPage:
-        """Without `after` the newest `limit`; with it the next `limit` that changed since. `state`: recovery's, open or closed."""
+        """Without `after` the newest `limit`; with it the next `limit` that changed since.
+
+        `state`: one of recovery's, or open or closed.
+        """
         ...
 
     def incident(self, incident_id: str) -> IncidentStory:
@@ -271,7 +275,7 @@ class LedgerReader(Protocol):
     def health(self) -> Health: ...
 
     def post_command(self, request: CommandRequest) -> str:
-        """The command's id, once it is durable on the bus. Raises NotInLedger, BadQuestion, LedgerUnavailable."""
+        """The command's id, once it is durable. Raises NotInLedger, BadQuestion, LedgerUnavailable."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What the ledger keeps in memory: jobs, incidents and the ids it has seen; rebuilt from the tables at every start."""
+"""What the ledger keeps in memory: jobs, incidents, ids it has seen; rebuilt from the tables at start."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class LedgerState:
     def _load_parts(self, connection: duckdb.DuckDBPyConnection, part_paths: list[str]) -> None:
         paths = {"paths": part_paths}
         for job, attempt, step, at in connection.execute(
-            "SELECT job, attempt, max(step), max(event_at) FROM read_parquet($paths) GROUP BY ALL ORDER BY attempt",
+            "SELECT job, attempt, max(step), max(event_at) FROM read_parquet($paths)"
+            " GROUP BY ALL ORDER BY attempt",
             paths,
         ).fetchall():
             self._jobs.restore_step(job, attempt, step, at)
@@ -74,7 +75,8 @@ class LedgerState:
         durations: dict[str, list[float]] = {}
         for job, value in connection.execute(
             "SELECT job, value FROM read_parquet($paths) WHERE metric = $metric AND isfinite(value)"
-            " QUALIFY row_number() OVER (PARTITION BY job ORDER BY event_at DESC) <= $newest ORDER BY event_at",
+            " QUALIFY row_number() OVER (PARTITION BY job ORDER BY event_at DESC) <= $newest"
+            " ORDER BY event_at",
             {**paths, "metric": STEP_METRIC, "newest": DURATIONS_MAX},
         ).fetchall():
             durations.setdefault(job, []).append(value)

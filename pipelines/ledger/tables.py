@@ -1,4 +1,4 @@
-"""The tables of the ledger and how a message becomes a row: all append-only, no index, keys as typed columns."""
+"""The tables of the ledger and how a message becomes a row: append-only, no index, keys as typed columns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STORY_COLUMNS: Columns = (
 
 @dataclass(frozen=True, slots=True)
 class StoryTable:
-    """One table of messages: its own key columns after the common ones, and what makes two of its messages the same."""
+    """One table of messages: its key columns after the common ones, and what makes two messages the same."""
 
     name: str
     keys: Columns
@@ -117,7 +117,10 @@ STORY_TABLES: tuple[StoryTable, ...] = (
     ),
     StoryTable(
         "checkpoint_event",
-        (("rank", "BIGINT"), ("node", "VARCHAR"), ("step", "BIGINT"), ("tier", "VARCHAR"), ("state", "VARCHAR")),
+        (
+            ("rank", "BIGINT"), ("node", "VARCHAR"), ("step", "BIGINT"),
+            ("tier", "VARCHAR"), ("state", "VARCHAR"),
+        ),
         _checkpoint_keys,
     ),
     StoryTable("job_event", (("rank", "BIGINT"), ("node", "VARCHAR")), _event_keys),
@@ -207,7 +210,7 @@ def create_statements() -> list[str]:
 
 
 def check_storable(record: Record, message: Any) -> None:
-    """Raise Undecodable where a message decodes but cannot be a row: such a record would stop the ledger for ever."""
+    """Raise Undecodable where a message decodes but cannot be a row: it would stop the ledger for ever."""
     kind = KIND_OF_TYPE[type(message)]
     topic, _ = RECOVERY_TYPES[kind]
     if topic != record.topic:
@@ -245,7 +248,7 @@ def _check_columns(message: Metrics) -> None:
 
 
 def entry_of(record: Record, message: Any) -> Entry | None:
-    """The story row of a message; None for metrics, logs and heartbeats, which have none. Raises Undecodable."""
+    """The story row of a message; None for metrics, logs and heartbeats. Raises Undecodable."""
     kind = KIND_OF_TYPE[type(message)]
     name = TABLE_OF_KIND.get(kind)
     if name is None:
