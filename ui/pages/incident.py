@@ -1,0 +1,185 @@
+"""Incident detail: what happened, who did it, how long each thing took, what we saw, and what was done."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+from msgspec.structs import replace
+
+from pipelines.ledger.shapes import CommandRequest, IncidentStory, NotInLedger
+from ui import charts, markup, shell, timeline, views
+from ui.source import Ledger, LedgerAway
+from ui.words import metric_words
+
+FEEDBACK = {"true_positive": "Right", "false_positive": "False alarm", "unknown": "Cannot tell"}
+
+
+def draw(source: Ledger, now: float, incident_id: str) -> None:
+    try:
+        story = source.story(incident_id)
+    except NotInLedger:
+        st.html(
+            markup.empty(
+                "No such incident", f"The ledger has none with the id {incident_id}.", "transom incidents"
+            )
+        )
+        return
+    row = story.incident
+    moments = moments_of(source, story)
+    st.html(markup.incident_head(row, now, shell.zone()))
+    st.html(markup.timeline_strip(moments, shell.zone(), now, going_on=row.status == "open"))
+    left, right = st.columns([2.05, 1], gap="medium")
+    with left:
+        _series(source, story, moments, now)
+    with right:
+        shell.heading("Who")
+        st.html(markup.culprit_list(row))
+        shell.heading("What was done")
+        st.html(markup.facts_list(views.facts(row, story.actions)))
+    shell.heading("What we saw")
+    evidence = views.evidence_rows(story)
+    if evidence:
+        st.html(
+            markup.table(views.EVIDENCE_HEADS, evidence, "Evidence of the newest revision of the verdict")
+        )
+    else:
+        st.caption("The verdict carries no evidence.")
+    _log(source, story)
+    shell.heading("Decisions, receipts and people, in order")
+    st.html(markup.table(views.AUDIT_HEADS, views.audit_rows(story), "Everything that was decided and done"))
+    st.caption(
+        f"Incident {row.incident_id} · the same on the command line: `transom explain {row.incident_id}`"
+    )
+
+
+def moments_of(source: Ledger, story: IncidentStory) -> tuple[timeline.Moment, ...]:
+    """The incident's moments, with the next attempt's start and first step where there was one."""
+    action = story.incident.action
+    if action is None or action.next_attempt is None:
+        return timeline.timeline(story)
+    starts = source.starts(story.incident.job)
+    start = next((start for start in starts if start.attempt == action.next_attempt), None)
+    first = source.first_step_at(story.incident.job, start) if start is not None else None
+    return timeline.timeline(story, starts, first)
+
+
+def _series(source: Ledger, story: IncidentStory, moments: tuple[timeline.Moment, ...], now: float) -> None:
+    row = story.incident
+    metric, ranks = choices(source, story)
+    start, end = timeline.chart_window(row, moments, now)
+    series = source.series(row.job, metric, start=start, end=end)
+    if not any(series.ranks.values()):
+        st.html(
+            markup.empty(
+                "No samples here", f"No rank reported {metric} around the onset; choose another metric."
+            )
+        )
+        return
+    culprits = views.culprit_ranks(row, series)
+    marks = [mark for mark in timeline.restart_marks(source.starts(row.job)) if start <= mark.at <= end]
+    st.echarts_chart(
+        charts.series_chart(
+            series,
+            culprits=culprits,
+            chosen=ranks,
+            spans=[timeline.incident_span(row, moments)],
+            marks=[*marks, *charts.non_finite_marks(series)],
+            start=start,
+            end=end,
+        ),
+        height=350,
+        key="series",
+        alt=charts.chart_words(series, culprits),
+    )
+
+
+def _log(source: Ledger, story: IncidentStory) -> None:
+    row = story.incident
+    ranks = sorted(views.culprit_ranks(row))
+    rank = ranks[0] if ranks else None
+    began = views.onset(row)
+    lines = source.logs(row.job, rank, began - views.LOG_BEFORE_SECONDS, began + views.LOG_AFTER_SECONDS)
+    shell.heading(f"Log of {f'rank {rank}' if rank is not None else 'all ranks'} around the onset")
+    if lines:
+        st.html(markup.log_lines(lines, began))
+    else:
+        st.caption("Nothing was printed in those seconds.")
+
+
+def choices(source: Ledger, story: IncidentStory) -> tuple[str, tuple[int, ...]]:
+    """Which metric and which ranks the chart shows; both in the URL."""
+    offered = views.evidence_metrics(story, source.metric_names(story.incident.job))
+    head, left, right = st.columns([1, 1.2, 2], vertical_alignment="center")
+    with head:
+        shell.heading("By rank")
+    metric = left.selectbox(
+        "Metric",
+        offered,
+        key="metric",
+        bind="query-params",
+        format_func=metric_words,
+        label_visibility="collapsed",
+    )
+    size = next((job.world_size for job in source.jobs() if job.job == story.incident.job), 0)
+    ranks = right.multiselect(
+        "Ranks", list(range(size)), key="ranks", bind="query-params", label_visibility="collapsed",
+        placeholder="ranks: the culprits and the farthest of the rest",
+    )  # fmt: skip
+    return metric or offered[0], tuple(ranks)
+
+
+def respond(source: Ledger, story: IncidentStory) -> None:
+    """Acknowledge, decide on a plan that waits for a person, and say whether the verdict was right."""
+    row = story.incident
+    with st.popover("Respond", icon=":material/edit_note:", width="stretch"):
+        author = st.text_input("Your name", key="author", persist_state="session", max_chars=80) or ""
+        note = st.text_area("Note", key="note", max_chars=2_000, height=90) or ""
+        request = CommandRequest(
+            verb="acknowledge", incident_id=row.incident_id, job=row.job, author=author, note=note
+        )
+        plan = replace(request, plan_hash=row.action.plan_hash if row.action is not None else "")
+        buttons: list[tuple[str, str, CommandRequest]] = [("acknowledge", "Acknowledge", request)]
+        if row.outcome == "awaiting_approval" and row.action is not None:
+            verb = row.action.verb.replace("_", " ")
+            buttons.append(("approve", f"Approve: {verb}", replace(plan, verb="approve")))
+            buttons.append(("reject", f"Reject: {verb}", replace(plan, verb="reject")))
+        for key, label, command in buttons:
+            if st.button(label, key=key, disabled=not author, width="stretch"):
+                shell.tell(partial(source.command, command), f"{label}: written down.")
+        st.caption("Was the verdict right?")
+        for column, (value, label) in zip(st.columns(len(FEEDBACK)), FEEDBACK.items(), strict=True):
+            if column.button(label, key=f"feedback-{value}", disabled=not author, width="stretch"):
+                command = replace(request, verb="feedback", feedback=value)
+                shell.tell(partial(source.command, command), "Thank you, written down.")
+        if not author:
+            st.caption("Your name first: it stands in the record.")
+
+
+def page() -> None:
+    incident_id = st.query_params.get("id", "")
+    crumb, act, toggle = st.columns([5, 1.1, 0.9], vertical_alignment="center")
+    crumb.page_link("pages/incidents.py", label="Incidents", icon=":material/arrow_back:")
+    live = shell.live_toggle(toggle)
+    if not incident_id:
+        st.html(
+            markup.empty("No incident chosen", "Choose one on the incidents page; its address holds its id.")
+        )
+        return
+    closed = False
+    try:
+        source = shell.ledger()
+        story = source.story(incident_id)
+        closed = story.incident.status == "closed"
+        with act:
+            respond(source, story)
+    except (LedgerAway, NotInLedger):
+        pass  # the changing part says it, and keeps asking
+    shell.refreshed(
+        lambda source, now: draw(source, now, incident_id),
+        live=live,
+        seconds=shell.QUIET_REFRESH_SECONDS if closed else shell.REFRESH_SECONDS,
+    )
+
+
+page()

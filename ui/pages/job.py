@@ -1,0 +1,92 @@
+"""Job: any metric of any ranks of one job over time, with its incidents and restarts."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from ui import charts, markup, shell, timeline, views
+from ui.source import Ledger, LedgerAway
+from ui.words import METRICS, metric_words
+
+WINDOWS = {"5 min": 300.0, "15 min": 900.0, "1 h": 3_600.0, "all": None}
+
+
+def draw(source: Ledger, now: float, job: str, metric: str, ranks: tuple[int, ...], window: str) -> None:
+    view = next((row for row in source.jobs() if row.job == job), None)
+    if view is None:
+        st.html(
+            markup.empty(
+                "No such job", f"The ledger has not heard of a job named {job}.", "transom run train.py"
+            )
+        )
+        return
+    end = now if view.state == "running" else view.last_seen_at or now
+    seconds = WINDOWS[window]
+    begin = view.started_at if seconds is None else max(view.started_at or 0.0, end - seconds)
+    series = source.series(job, metric, start=begin, end=end)
+    if not any(series.ranks.values()):
+        st.html(
+            markup.empty(
+                "No samples", f"No rank reported {metric} in this stretch of time; choose another metric."
+            )
+        )
+        return
+    incidents = [row for row in source.incidents(job) if begin is None or views.onset(row) >= begin]
+    starts = [start for start in source.starts(job) if begin is None or start.at >= begin]
+    st.echarts_chart(
+        charts.series_chart(
+            series,
+            chosen=ranks,
+            marks=[*timeline.restart_marks(source.starts(job), begin), *timeline.incident_marks(incidents),
+                   *charts.non_finite_marks(series)],
+            start=begin,
+            end=end,
+        ),
+        height=460,
+        key="series",
+        alt=charts.chart_words(series, frozenset()),
+    )  # fmt: skip
+    shell.heading("Attempts")
+    st.html(markup.table(views.ATTEMPT_HEADS, views.attempt_rows(starts), "Starts of this job"))
+
+
+def page() -> None:
+    live = shell.top_bar("Job")
+    try:
+        source = shell.ledger()
+        jobs = [
+            row.job
+            for row in sorted(
+                source.jobs(), key=lambda row: (row.state != "running", -(row.started_at or 0.0))
+            )
+        ]
+    except LedgerAway as error:
+        st.html(markup.empty("No data yet", str(error), "transom up"))
+        return
+    if not jobs:
+        st.html(markup.empty("No job yet", "The ledger has not heard of any job.", "transom demo"))
+        return
+    first, second, third, fourth = st.columns([1, 1.1, 1.4, 1.2], vertical_alignment="bottom")
+    job = first.selectbox("Job", jobs, key="job", bind="query-params") or jobs[0]
+    names = list(dict.fromkeys([*(name for name in METRICS), *source.metric_names(job)]))
+    metric = (
+        second.selectbox("Metric", names, key="metric", bind="query-params", format_func=metric_words)
+        or names[0]
+    )
+    size = next((row.world_size for row in source.jobs() if row.job == job), 0)
+    ranks = third.multiselect(
+        "Ranks",
+        list(range(size)),
+        key="ranks",
+        bind="query-params",
+        placeholder="the farthest from the median",
+    )
+    window = fourth.segmented_control(
+        "Window", list(WINDOWS), default="15 min", key="window", bind="query-params"
+    )
+    shell.refreshed(
+        lambda source, now: draw(source, now, job, metric, tuple(ranks), window or "15 min"), live=live
+    )
+
+
+page()

@@ -1,0 +1,116 @@
+"""What all pages share: the look, the connection, the live toggle, the stale banner, the login."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from datetime import tzinfo
+from pathlib import Path
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from ingest.clock import SystemClock
+from pipelines.ledger.shapes import Health, JobView, LedgerError, NotInLedger
+from ui.markup import banner, empty
+from ui.source import Ledger, LedgerAway, address, connect
+from ui.views import stale_words
+from ui.words import local_zone
+
+REFRESH_SECONDS = 2.0
+WRONG_TOKEN_SECONDS = 1.0  # guessing takes time
+QUIET_REFRESH_SECONDS = 10.0  # where nothing is going on any more
+CONFIG = Path(__file__).parent / "config"
+STYLE = CONFIG / "console.css"
+CLOCK = SystemClock()
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _ledger(socket: str, url: str) -> Ledger:
+    """One client for all sessions of this process; never a database connection."""
+    return Ledger(connect(address()))
+
+
+def ledger() -> Ledger:
+    """The ledger that this console was started for. Raises LedgerAway where none was named."""
+    where = address()
+    return _ledger(where.socket, where.url)
+
+
+def zone() -> tzinfo | None:
+    """The reader's own time zone, as the browser tells it."""
+    return local_zone(st.context.timezone)
+
+
+def style() -> None:
+    st.html(STYLE)
+
+
+def heading(text: str) -> None:
+    """A small section head."""
+    st.html(f'<h2 class="t-h">{text}</h2>')
+
+
+def top_bar(title: str) -> bool:
+    """The page's title and the live toggle, which is kept in the URL; whether the page refreshes by itself."""
+    left, right = st.columns([6, 1], vertical_alignment="center")
+    if title:
+        left.markdown(f"## {title}")
+    return live_toggle(right)
+
+
+def live_toggle(place: DeltaGenerator) -> bool:
+    """Whether the page refreshes by itself; kept in the URL."""
+    with place, st.container(horizontal=True, horizontal_alignment="right"):
+        return bool(st.toggle("Live", value=True, key="live", bind="query-params"))
+
+
+def login_needed(token: str) -> bool:
+    """Ask for the token where the console listens to more than this machine; True while it has not been given."""
+    if not token or st.session_state.get("let_in"):
+        return False
+    st.title("Transom console")
+    given = st.text_input("Token", type="password", help="The token that `transom console` was started with.")
+    if given and hmac.compare_digest(given.encode(), token.encode()):
+        st.session_state["let_in"] = True
+        st.rerun()
+    if given:
+        CLOCK.sleep(WRONG_TOKEN_SECONDS)
+        st.error("That is not the token.")
+    return True
+
+
+def refreshed(draw: Callable[[Ledger, float], None], *, live: bool, seconds: float = REFRESH_SECONDS) -> None:
+    """Draw a page's changing part, again and again while `live`; the ledger's trouble is a sentence, no traceback."""
+
+    def once() -> None:
+        now = CLOCK.now()
+        top = st.container()
+        try:
+            source = ledger()
+            draw(source, now)
+            text = stale_words(*_state(source), now, source.away)
+        except LedgerAway as error:
+            st.html(empty("No data yet", str(error), "transom up"))
+            return
+        if text is not None:
+            top.html(banner(text))
+
+    st.fragment(once, run_every=seconds if live else None)()
+
+
+def _state(source: Ledger) -> tuple[Health | None, tuple[JobView, ...]]:
+    try:
+        return source.health(), source.jobs()
+    except LedgerAway:
+        return None, ()
+
+
+def tell(send: Callable[[], str], done: str) -> None:
+    """Send a command and say what became of it."""
+    try:
+        send()
+    except (LedgerError, NotInLedger) as error:
+        st.error(str(error))
+        return
+    st.toast(done)

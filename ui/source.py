@@ -1,0 +1,186 @@
+"""The console's one way to the ledger: its address, typed reads, and the last good answers while it is away."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ingest.events import AttemptStarted
+from pipelines.ledger.client import LedgerClient
+from pipelines.ledger.shapes import (
+    CommandRequest,
+    Health,
+    IncidentStory,
+    IncidentView,
+    JobView,
+    LedgerError,
+    LedgerReader,
+    LogRow,
+    NotInLedger,
+    Series,
+)
+from ui.views import Start, onset
+
+SOCKET_VARIABLE = "TRANSOM_API_SOCKET"
+URL_VARIABLE = "TRANSOM_API_URL"
+TOKEN_VARIABLE = "TRANSOM_API_TOKEN"
+CONSOLE_TOKEN_VARIABLE = "TRANSOM_CONSOLE_TOKEN"
+ANSWERS_MAX = 64  # last good answers kept for when the ledger is away
+INCIDENTS_MAX = 500
+LOG_LINES_MAX = 200
+EVENTS_MAX = 1_000
+BUCKETS = 400
+FIRST_STEP_SECONDS_MAX = 600.0  # a new attempt's first step is looked for so long after its start
+FIRST_STEPS_MAX = 1_000
+
+AnswerT = TypeVar("AnswerT")
+
+
+class LedgerAway(Exception):
+    """The ledger cannot be read now and there is no earlier answer; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the record service answers (a Unix socket, or a URL with its token), and the console's own token."""
+
+    socket: str = ""
+    url: str = ""
+    token: str = ""
+    login_token: str = ""
+
+
+def address() -> Address:
+    """What `transom console` hands over; the only place in this room where the environment is read."""
+    return Address(
+        socket=os.environ.get(SOCKET_VARIABLE, ""),
+        url=os.environ.get(URL_VARIABLE, ""),
+        token=os.environ.get(TOKEN_VARIABLE, ""),
+        login_token=os.environ.get(CONSOLE_TOKEN_VARIABLE, ""),
+    )
+
+
+def connect(where: Address) -> LedgerReader:
+    """A reader for that address. Raises LedgerAway where no address was given."""
+    if where.socket:
+        return LedgerClient(Path(where.socket))
+    if where.url:
+        return LedgerClient(where.url, where.token or None)
+    raise LedgerAway("The console was not told where the record service is. Start it with `transom console`.")
+
+
+class Ledger:
+    """Reads for pages. While the ledger is away, what it said last stands, and `away` says why."""
+
+    def __init__(self, reader: LedgerReader) -> None:
+        self._reader = reader
+        self._answers: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._first_steps: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._lock = threading.Lock()
+        self.away = ""  # why the newest question was not answered; empty: it was
+
+    def health(self) -> Health:
+        return self._ask(("health",), self._reader.health)
+
+    def jobs(self) -> tuple[JobView, ...]:
+        return self._ask(("jobs",), self._reader.jobs)
+
+    def incidents(self, job: str = "") -> tuple[IncidentView, ...]:
+        """Newest onset first, at most INCIDENTS_MAX."""
+        page = self._ask(
+            ("incidents", job), lambda: self._reader.incidents(job=job or None, limit=INCIDENTS_MAX)
+        )
+        return tuple(
+            sorted(page.incidents, key=lambda row: (row.onset_at or row.opened_at, row.seq), reverse=True)
+        )
+
+    def story(self, incident_id: str) -> IncidentStory:
+        """Everything about one incident. Raises NotInLedger."""
+        return self._ask(("story", incident_id), lambda: self._reader.incident(incident_id))
+
+    def series(
+        self,
+        job: str,
+        metric: str,
+        *,
+        attempt: int | None = None,
+        start: float | None = None,
+        end: float | None = None,
+    ) -> Series:
+        """One metric of all ranks between two times, downsampled by the ledger."""
+        return self._ask(
+            ("series", job, metric, attempt, start is None),
+            lambda: self._reader.series(job, metric, attempt=attempt, start=start, end=end, buckets=BUCKETS),
+        )
+
+    def metric_names(self, job: str) -> tuple[str, ...]:
+        return self._ask(("metrics", job), lambda: self._reader.metric_names(job))
+
+    def logs(self, job: str, rank: int | None, start: float, end: float) -> tuple[LogRow, ...]:
+        """Log records of one rank (or all) between two times, oldest first."""
+        return self._ask(
+            ("logs", job, rank, start),
+            lambda: self._reader.logs(job, rank=rank, start=start, end=end, limit=LOG_LINES_MAX),
+        )
+
+    def starts(self, job: str) -> tuple[Start, ...]:
+        """The job's attempts as they were started, oldest first."""
+        page = self._ask(("events", job), lambda: self._reader.rows("events", job=job, limit=EVENTS_MAX))
+        starts: dict[int, Start] = {}
+        for row in page.rows:
+            message = row.message
+            if isinstance(message, AttemptStarted) and message.attempt not in starts:
+                nodes = tuple(sorted({place.node for place in message.places}))
+                starts[message.attempt] = Start(message.attempt, message.at, message.resume_step, nodes)
+        return tuple(starts[attempt] for attempt in sorted(starts))
+
+    def first_step_at(self, job: str, start: Start) -> float | None:
+        """When an attempt finished its first step; None while it has not. Found once, remembered."""
+        key = (job, start.attempt)
+        with self._lock:
+            if key in self._first_steps:
+                return self._first_steps[key]
+        series = self.series(
+            job,
+            "train.step.duration",
+            attempt=start.attempt,
+            start=start.at,
+            end=start.at + FIRST_STEP_SECONDS_MAX,
+        )
+        times = [points[0][0] for points in series.ranks.values() if points]
+        if not times:
+            return None
+        with self._lock:
+            self._first_steps[key] = min(times)
+            while len(self._first_steps) > FIRST_STEPS_MAX:
+                self._first_steps.popitem(last=False)
+        return min(times)
+
+    def command(self, request: CommandRequest) -> str:
+        """Send what a person asks; returns once it is durable. Raises LedgerError."""
+        return self._reader.post_command(request)
+
+    def _ask(self, key: tuple[Any, ...], question: Callable[[], AnswerT]) -> AnswerT:
+        try:
+            answer = question()
+        except NotInLedger:
+            raise
+        except LedgerError as error:
+            self.away = str(error)
+            with self._lock:
+                if key not in self._answers:
+                    raise LedgerAway(str(error)) from error
+                remembered: AnswerT = self._answers[key]
+            return remembered
+        self.away = ""
+        with self._lock:
+            self._answers[key] = answer
+            self._answers.move_to_end(key)
+            while len(self._answers) > ANSWERS_MAX:
+                self._answers.popitem(last=False)
+        return answer
