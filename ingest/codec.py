@@ -1,4 +1,4 @@
-"""Messages to bytes and back: JSON by msgspec, type and version in CloudEvents 1.0 headers (Kafka binary mode)."""
+"""Messages to bytes and back: JSON by msgspec, type and version in CloudEvents 1.0 headers (binary mode)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .events import MESSAGE_TYPES, Message, Topic
+from .events import AT_MAX, MESSAGE_TYPES, Topic
 
 MESSAGE_BYTES_MAX = 1_000_000  # below Kafka's default message.max.bytes (1,048,588) with room for headers
 TYPE_PREFIX = "org.transom."
@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
 
 
 class Codec:
-    """Encodes and decodes the message types it is given; a room above passes its own types along with ours."""
+    """Encodes and decodes the types it is given; a room above passes its own types along with ours."""
 
     def __init__(self, types: Mapping[str, tuple[Topic, type[Any]]] = MESSAGE_TYPES) -> None:
         self._decoders = {name: msgspec.json.Decoder(type_) for name, (_, type_) in types.items()}
@@ -42,21 +42,29 @@ class Codec:
         self._encoder = msgspec.json.Encoder()
 
     def encode(self, message: Any) -> Encoded:
-        """Bytes and headers of `message`. Raises ValueError if it is larger than `MESSAGE_BYTES_MAX`."""
+        """Bytes and headers of `message`.
+
+        Raises ValueError if it is larger than `MESSAGE_BYTES_MAX`, has text that is no Unicode (lone surrogates)
+        or a time that is no date.
+        """
         name, topic = self._names[type(message)]
         value = self._encoder.encode(message)
         if len(value) > MESSAGE_BYTES_MAX:
-            raise ValueError(f"a {name} message of {len(value)} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+            raise ValueError(
+                f"a {name} message of {len(value)} bytes exceeds the limit of {MESSAGE_BYTES_MAX}"
+            )
         return Encoded(topic, message.job, cloud_event_headers(name, message), value)
 
     def decode(self, headers: Headers, value: bytes) -> Any:
-        """The message, unknown fields ignored. Raises Undecodable and nothing else, whatever the bytes are."""
+        """The message, unknown fields ignored. Raises Undecodable, and nothing else whatever the bytes are."""
         if len(value) > MESSAGE_BYTES_MAX:
             raise Undecodable(f"the message has {len(value)} bytes, the limit is {MESSAGE_BYTES_MAX}")
         name = message_type(headers)
         decoder = self._decoders.get(name)
         if decoder is None:
-            raise Undecodable(f"message type {name!r} is not known to this reader; is the producer newer than we are?")
+            raise Undecodable(
+                f"message type {name!r} is not known here; is the producer newer than this reader?"
+            )
         try:
             return decoder.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -76,9 +84,11 @@ def message_type(headers: Headers) -> str:
 
 
 def cloud_event_headers(name: str, message: Any) -> tuple[tuple[str, bytes], ...]:
-    """CloudEvents 1.0 context attributes; the id is made of the stamp, so a redelivery carries the same one."""
+    """CloudEvents 1.0 context attributes; the id is made of the stamp: a redelivery carries the same one."""
     source = f"/{message.job}/{message.attempt}/{getattr(message, 'node', '')}/{getattr(message, 'rank', '')}"
     identity = getattr(message, "message_id", None) or f"{source}/{name}/{getattr(message, 'sequence', 0)}"
+    if not 0.0 <= message.at <= AT_MAX:
+        raise ValueError(f"{message.at} is no time of a message; it must be UTC seconds")
     moment = datetime.fromtimestamp(message.at, UTC).isoformat()
     return (
         ("ce_specversion", b"1.0"),

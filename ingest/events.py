@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 LAUNCHER_RANK = -1
+RANK_MAX = 999_999
+STEP_MAX = 2**53  # what every JSON reader can carry
+AT_MAX = 253_402_300_799.0  # the last second of the year 9999: later ones are no dates
+
+# What the wire may carry; checked on decoding, so that no reader meets a rank that would be a matrix of a terabyte.
+Rank = Annotated[int, msgspec.Meta(ge=LAUNCHER_RANK, le=RANK_MAX)]
+Attempt = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
+Step = Annotated[int, msgspec.Meta(ge=-1, le=STEP_MAX)]
+At = Annotated[float, msgspec.Meta(ge=0.0, le=AT_MAX)]
 
 Phase = Literal["init", "warmup", "train", "checkpoint", "eval", "collective", "idle", "finished"]
 Stream = Literal["stdout", "stderr", "logging", "kernel"]
@@ -28,18 +38,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """The stamp that every message of a job carries."""
 
     job: str
-    attempt: int
-    rank: int
+    attempt: Attempt
+    rank: Rank
     node: str
-    sequence: int
-    at: float
+    sequence: Count
+    at: At
 
 
 class NonFinite(msgspec.Struct, frozen=True, array_like=True):
     """One sample that JSON has no number for."""
 
     metric: str
-    index: int
+    index: Count
     value: NonFiniteName
 
 
@@ -51,12 +61,23 @@ class Metrics(Message, frozen=True, kw_only=True):
     """
 
     phase: Phase
-    step: int  # the step the rank is in now; -1 before the first
-    steps: tuple[int, ...] = ()
-    ended_at: tuple[float, ...] = ()
+    step: Step  # the step the rank is in now; -1 before the first
+    steps: tuple[Step, ...] = ()
+    ended_at: tuple[At, ...] = ()
     columns: dict[str, tuple[float | None, ...]] = {}
     non_finite: tuple[NonFinite, ...] = ()
-    dropped: int = 0  # messages this rank has dropped so far because nobody took them
+    dropped: Count = 0  # messages this rank has dropped so far because nobody took them
+
+    def __post_init__(self) -> None:
+        """Columns that do not fit the steps are no message; on decoding, msgspec makes an error of this."""
+        rows = len(self.steps)
+        if len(self.ended_at) != rows or any(len(values) != rows for values in self.columns.values()):
+            raise ValueError(f"ended_at and each column must have one entry for each of the {rows} steps")
+        for entry in self.non_finite:
+            if entry.metric not in self.columns or not 0 <= entry.index < rows:
+                raise ValueError(
+                    f"non_finite names a sample that is not there: {entry.metric}[{entry.index}]"
+                )
 
     def column(self, name: str) -> list[float | None]:
         """Samples of one metric, in the order of `steps`, NaN and infinities restored."""
@@ -70,7 +91,7 @@ class Metrics(Message, frozen=True, kw_only=True):
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     """One record of a rank's output; a traceback or other multi-line record is one `text` with newlines."""
 
-    at: float
+    at: At
     stream: Stream
     text: str
 
@@ -84,18 +105,18 @@ class Logs(Message, frozen=True, kw_only=True):
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where one rank of an attempt runs."""
 
-    rank: int
-    local_rank: int
+    rank: Rank
+    local_rank: Count
     node: str
 
 
 class AttemptStarted(Message, frozen=True, kw_only=True):
-    """A new attempt is being started with these ranks on these nodes, from this checkpoint step (None: scratch)."""
+    """A new attempt is started with these ranks on these nodes, from this checkpoint step (None: scratch)."""
 
-    world_size: int
+    world_size: Annotated[int, msgspec.Meta(ge=0, le=RANK_MAX + 1)]
     places: tuple[RankPlace, ...]
     spares: tuple[str, ...] = ()
-    resume_step: int | None = None
+    resume_step: Step | None = None
 
 
 class RankStarted(Message, frozen=True, kw_only=True):
@@ -109,7 +130,7 @@ class RankStarted(Message, frozen=True, kw_only=True):
 
 
 class RankStalled(Message, frozen=True, kw_only=True):
-    """The launcher sees the process of a rank stopped (state T or t) or in uninterruptible sleep (D), or awake again.
+    """The launcher sees the process of a rank stopped (T or t), in uninterruptible sleep (D), or awake again.
 
     `state` is the letter of /proc/PID/stat, `since` when the launcher first saw it.
     """
@@ -148,23 +169,23 @@ class AttemptEnded(Message, frozen=True, kw_only=True):
 class NodeHeartbeat(Message, frozen=True, kw_only=True):
     """The launcher lives, and everything it received before `at` has been published: its watermark."""
 
-    ranks_alive: tuple[int, ...] = ()
-    dropped: int = 0  # messages of its ranks that the launcher has dropped so far
+    ranks_alive: tuple[Rank, ...] = ()
+    dropped: Count = 0  # messages of its ranks that the launcher has dropped so far
 
 
 class CheckpointEvent(Message, frozen=True, kw_only=True):
     """The checkpoint engine's story of one shard (or, with rank -1, of a whole step)."""
 
     state: Literal["sealed", "durable", "complete", "loaded", "rejected", "failed", "evicted"]
-    step: int
+    step: Step
     tier: Literal["memory", "peer", "disk", "object"]
-    size_bytes: int = 0
+    size_bytes: Count = 0
     seconds: float = 0.0
     reason: str = ""
 
 
 class FaultInjected(Message, frozen=True, kw_only=True):
-    """Somebody broke this job on purpose. Detection never reads it; demo and golden runs do: it is the label."""
+    """Somebody broke this job on purpose. Detection never reads it; to demo and golden runs it is the label."""
 
     fault: str
     parameters: dict[str, float] = {}
@@ -197,7 +218,8 @@ def split_non_finite(
                 kept.append(value)
                 continue
             kept.append(None)
-            rest.append(NonFinite(name, index, "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"))
+            spelled: NonFiniteName = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+            rest.append(NonFinite(name, index, spelled))
         finite[name] = tuple(kept)
     return finite, tuple(rest)
 
