@@ -1,7 +1,8 @@
 """Every call that recovery makes to a backend or a checkpoint catalog: blocking, repeatable, never raising.
 
 Each looks before it acts, so that it may be made again after a crash or an ambiguous answer: a start first
-asks whether its attempt already runs under its token, whether somebody newer was here, whether old ranks live.
+asks whether its attempt runs already under its token, whether somebody newer was here, and whether old ranks
+live.
 """
 
 from __future__ import annotations

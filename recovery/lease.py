@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from pathlib import Path
+
+LOOKS_MAX = 5
+LOOK_SECONDS = 0.02
 
 
 class ControllerRuns(Exception):
@@ -17,16 +21,26 @@ class Lease:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._lock():
             owner = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             self.release()
             raise ControllerRuns(
                 f"recovery already runs here (process {owner} holds {path}); stop that one first"
-            ) from None
+            )
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def _lock(self) -> bool:
+        """Somebody who only looks (`is_held`) has the lock for an instant: that must not keep us out."""
+        assert self._descriptor is not None
+        for _ in range(LOOKS_MAX):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                threading.Event().wait(LOOK_SECONDS)
+            else:
+                return True
+        return False
 
     def release(self) -> None:
         """Give it back. Idempotent. The file stays: unlinking would let two processes lock two files."""

@@ -1,9 +1,9 @@
 """Recovery's memory: one SQLite file (WAL, every commit synced) that survives kill -9 at any instant.
 
 All of a decision is one transaction: the state of the incident, its intent, its counters and the messages
-that tell of it. So nothing is done that was not written before, and no audit row is lost: what was not published
-when we died is published by the next life, in order, with the same ids. One process, one thread: the lease sees
-to that, and every transaction checks that nobody has opened the file since.
+that tell of it. So nothing is done that was not written before, and no audit row is lost: what was not
+published when we died is published by the next life, in order, with the same ids. One process, one thread: the
+lease sees to that, and every transaction checks that nobody has opened the file since.
 """
 
 from __future__ import annotations
@@ -269,7 +269,8 @@ class RecoveryStore:
             "UPDATE incidents SET attempt=?, state=?, sequence=?, entered_at=?, due_at=?, action_id=?, "
             "approved_hash=?, plan=?, terminal=? WHERE incident_id=?",
             row.attempt, row.state, row.sequence, row.entered_at, row.due_at, row.action_id,
-            row.approved_hash, _encode(row.plan) if row.plan else None, row.state in TERMINAL, row.incident_id,
+            row.approved_hash, _encode(row.plan) if row.plan else None, row.state in TERMINAL,
+            row.incident_id,
         )  # fmt: skip
 
     # intents, attempts, jobs ----------------------------------------------------------------------

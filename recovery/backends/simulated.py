@@ -1,14 +1,15 @@
 """A backend whose jobs live in a file: no processes, but it outlives its controller as launchers do.
 
-Every effect is in the file before the call returns, and `effects.jsonl` lists the starts in the order they took
-effect. A gate (`close_gate("before-start")`) makes a call wait at that place, so that a controller can be killed
-exactly between what it wrote down and what it does.
+Every effect is in the file before the call returns, and `effects.jsonl` lists the starts in the order they
+took effect. A gate (`close_gate("before-start")`) makes a call wait at that place, so that a controller can
+be killed exactly between what it wrote down and what it does.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,8 @@ class SimulatedBackend(MemoryBackend):
     def __init__(self, folder: Path, clock: Clock) -> None:
         super().__init__(clock)
         self._folder = folder
+        self._threads = threading.RLock()
+        self._inside = False
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def add_job(self, job: str, nodes: Mapping[str, int], *, nodes_wanted: int, nproc_per_node: int) -> None:
@@ -102,16 +105,22 @@ class SimulatedBackend(MemoryBackend):
     def _file(self) -> Iterator[None]:
         """The jobs as the file has them, and back into the file, under a lock that dies with its process."""
         path = self._folder / "jobs.json"
-        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self._jobs = _decode_jobs(path.read_bytes()) if path.exists() else {}
-            yield
-            aside = path.with_suffix(".new")
-            aside.write_bytes(msgspec.json.encode(self._jobs))
-            aside.replace(path)
-        finally:
-            os.close(lock)
+        with self._threads:
+            if self._inside:  # a method of ours called another one
+                yield
+                return
+            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._inside = True
+                self._jobs = _decode_jobs(path.read_bytes()) if path.exists() else {}
+                yield
+                aside = path.with_suffix(".new")
+                aside.write_bytes(msgspec.json.encode(self._jobs))
+                aside.replace(path)
+            finally:
+                self._inside = False
+                os.close(lock)
 
     def _append_effect(self, request: StartRequest) -> None:
         with (self._folder / "effects.jsonl").open("ab") as file:
