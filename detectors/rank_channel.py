@@ -98,6 +98,10 @@ class RankChannel:
         """Something is odd in the newest step or open: models must not learn from it."""
         return bool(self._state.open) or bool(self._out[-1].any())
 
+    def warm(self, step: int) -> bool:
+        """`step` was the last one scored, with all bases learned."""
+        return self._state.learned >= self.config.base_steps_max and self._state.scored[-1:] == [step]
+
     def base(self, index: int) -> Floats:
         """Each rank's own learned normal: 0 compute, 1 data, 2 run-queue delay. NaN before it is known."""
         rows = self._base[: self._state.learned, index]

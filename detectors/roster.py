@@ -76,6 +76,10 @@ class Roster(msgspec.Struct, kw_only=True):
     last_exit_at: float | None = None
     moved_at: float | None = None  # when any rank last changed its step
     outcome: str = ""
+    newest_step: int = -1
+    newest_at: float = 0.0
+    step_seconds: list[float] = []  # of the last steps, as the job's progress shows them
+    longest_step: float = 0.0
 
     def observe(self, message: Message, place: Place | None) -> None:
         """Take in one message of this attempt."""
@@ -126,6 +130,11 @@ class Roster(msgspec.Struct, kw_only=True):
         return max(self.world_size, len(self.ranks))
 
     @property
+    def median_step(self) -> float:
+        """Seconds a step takes; 0.0 before there are two."""
+        return sorted(self.step_seconds)[len(self.step_seconds) // 2] if self.step_seconds else 0.0
+
+    @property
     def trained(self) -> bool:
         """Some rank has completed a step in this attempt."""
         return any(state.steps_done > 0 for state in self.ranks.values())
@@ -155,6 +164,12 @@ class Roster(msgspec.Struct, kw_only=True):
             return
         rank.heard_at = message.at
         rank.steps_done += len(message.steps)
+        if message.step > self.newest_step:
+            if self.newest_step >= 0:
+                seconds = (message.at - self.newest_at) / (message.step - self.newest_step)
+                self.step_seconds = [*self.step_seconds[-63:], seconds]
+                self.longest_step = max(self.longest_step, seconds)
+            self.newest_step, self.newest_at = message.step, message.at
         if message.step != rank.step:
             self.moved_at = max(self.moved_at or message.at, message.at)
         if message.step != rank.step or message.phase != rank.phase:

@@ -1,0 +1,314 @@
+"""One job's detector: messages in their merged order go in, verdict revisions come out on a grid of event time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from detectors.clues import Clue, Condition, Place
+from detectors.ensemble import Ensemble, EnsembleConfig, EnsembleRefused
+from detectors.findings import condition_of
+from detectors.job_channel import JobChannel, JobChannelConfig
+from detectors.judge import Judge, JudgeConfig
+from detectors.liveness import LivenessConfig, exit_clue, look_for_hang, look_for_lost_node, node_suspect
+from detectors.log_book import LogBook
+from detectors.log_rules import LogRules
+from detectors.rank_channel import Finding, RankChannel, RankChannelConfig
+from detectors.roster import Roster
+from detectors.steps import StepMatrix, StepsConfig
+from detectors.verdict import Verdict
+from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics, RankExited
+
+TICK_SECONDS = 0.25
+GAP_TICKS_MAX = 2400  # of a longer silence only the end is looked at
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DetectConfig:
+    """All thresholds of detection, each part's own."""
+
+    steps: StepsConfig = field(default_factory=StepsConfig)
+    rank: RankChannelConfig = field(default_factory=RankChannelConfig)
+    job: JobChannelConfig = field(default_factory=JobChannelConfig)
+    liveness: LivenessConfig = field(default_factory=LivenessConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+
+
+class Counts(msgspec.Struct):
+    """What a detector has seen, for its service's metrics."""
+
+    messages: int = 0
+    older_attempts: int = 0
+    late: int = 0
+    steps: int = 0
+    verdicts: int = 0
+
+
+class _Attempt:
+    """Everything known of one attempt; it dies with it."""
+
+    def __init__(self, job: str, roster: Roster, config: DetectConfig, rules: LogRules) -> None:
+        self.roster = roster
+        self.numbers = JobChannel(config.job)
+        self.judge = Judge(job, roster.attempt, config.judge)
+        self.book = LogBook(rules)
+        self.matrix: StepMatrix | None = None
+        self.channel: RankChannel | None = None
+        self.clues: list[Clue] = []
+        self.warnings: list[Condition] = []
+
+
+class JobDetector:
+    """`observe` in merged order, then `advance` to the watermark. What comes out depends only on the messages and
+    the times of the ticks, which lie on a grid: live, after a restart and in a replay it is the same."""
+
+    def __init__(
+        self,
+        job: str,
+        config: DetectConfig | None = None,
+        rules: LogRules | None = None,
+        ensemble: Ensemble | None = None,
+    ) -> None:
+        self.job = job
+        self.config = config or DetectConfig()
+        self.rules = rules or LogRules.load()
+        self.ensemble = ensemble or Ensemble(self.config.ensemble)
+        self.counts = Counts()
+        self._attempt: _Attempt | None = None
+        self._tick: int | None = None
+        self._out: list[Verdict] = []
+
+    @property
+    def attempt(self) -> int | None:
+        return self._attempt.roster.attempt if self._attempt else None
+
+    @property
+    def roster(self) -> Roster | None:
+        """Who is who in the current attempt; read only."""
+        return self._attempt.roster if self._attempt else None
+
+    def limits(self) -> tuple[str, ...]:
+        """What detection cannot do for this job now, in sentences."""
+        notes = []
+        attempt = self._attempt
+        if attempt is not None and attempt.roster.size == 1:
+            notes.append("peer comparison is off: the job has one rank")
+        if self.ensemble.reason:
+            notes.append(self.ensemble.reason)
+        return tuple(notes)
+
+    def observe(self, message: Message, place: Place | None = None, *, late: bool = False) -> None:
+        """Take in one message. Ticks that lie before it happen first, so that no tick sees what comes after it."""
+        if isinstance(message, FaultInjected) or message.job != self.job:
+            return
+        self.counts.messages += 1
+        self.counts.late += late
+        if not late:
+            self._run_ticks(message.at, before=True)
+        if self._attempt is not None and message.attempt < self._attempt.roster.attempt:
+            self.counts.older_attempts += 1
+            return
+        if self._attempt is None or message.attempt > self._attempt.roster.attempt:
+            self._begin_attempt(message)
+        attempt = self._attempt
+        assert attempt is not None
+        attempt.roster.observe(message, place)
+        if isinstance(message, Metrics) and message.rank >= 0:
+            attempt.numbers.observe(message, place)
+            self._matrix_of(attempt, message).add(message, place)
+        elif isinstance(message, Logs):
+            clues, warnings = attempt.book.read(message, place, attempt.roster)
+            attempt.clues += clues
+            attempt.warnings += warnings
+        elif isinstance(message, RankExited) and message.rank >= 0:
+            clue = exit_clue(message, place, attempt.roster, self.rules)
+            attempt.clues += [clue] if clue is not None else []
+
+    def advance(self, watermark: float | None) -> list[Verdict]:
+        """Everything up to `watermark` has been observed: run the ticks up to it and hand out what they said."""
+        if watermark is not None:
+            self._run_ticks(watermark, before=False)
+        out, self._out = self._out, []
+        self.counts.verdicts += len(out)
+        return out
+
+    def to_state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """State between two calls of `advance`: JSON-able fields, and arrays for an npz file."""
+        assert not self._out
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        ensemble, parts = self.ensemble.to_state()
+        arrays |= {f"ensemble.{name}": array for name, array in parts.items()}
+        state: dict[str, Any] = {
+            "version": STATE_VERSION, "job": self.job, "tick": self._tick, "ensemble": ensemble,
+            "counts": msgspec.to_builtins(self.counts), "attempt": None,
+        }  # fmt: skip
+        attempt = self._attempt
+        if attempt is None:
+            return state, arrays
+        held: dict[str, Any] = {
+            "roster": msgspec.to_builtins(attempt.roster, str_keys=True), "numbers": attempt.numbers.to_state(),
+            "judge": attempt.judge.to_state(), "book": attempt.book.to_state(), "matrix": None,
+            "clues": msgspec.to_builtins(attempt.clues), "warnings": msgspec.to_builtins(attempt.warnings),
+        }  # fmt: skip
+        if attempt.matrix is not None and attempt.channel is not None:
+            held["matrix"], parts = attempt.matrix.to_state()
+            arrays |= {f"matrix.{name}": array for name, array in parts.items()}
+            held["channel"], parts = attempt.channel.to_state()
+            held["nodes"] = attempt.channel.nodes
+            arrays |= {f"channel.{name}": array for name, array in parts.items()}
+        state["attempt"] = held
+        return state, arrays
+
+    @classmethod
+    def from_state(
+        cls,
+        state: dict[str, Any],
+        arrays: dict[str, npt.NDArray[Any]],
+        config: DetectConfig | None = None,
+        rules: LogRules | None = None,
+    ) -> JobDetector:
+        """A detector that goes on where `to_state` stopped. Raises ValueError for a state of another version."""
+        if state.get("version") != STATE_VERSION:
+            raise ValueError(
+                f"this detection state has version {state.get('version')!r}, this program reads {STATE_VERSION}; "
+                "remove it, and detection starts from the stored offsets"
+            )
+        detector = cls(state["job"], config, rules)
+        detector.counts = msgspec.convert(state["counts"], Counts)
+        detector._tick = state["tick"]
+        try:
+            detector.ensemble = Ensemble.from_state(
+                state["ensemble"], _part(arrays, "ensemble."), detector.config.ensemble
+            )
+        except EnsembleRefused:
+            detector.ensemble = Ensemble(detector.config.ensemble)  # it supports, it does not decide: learn it anew
+        held = state["attempt"]
+        if held is not None:
+            detector._attempt = detector._restore(held, arrays)
+        return detector
+
+    def _restore(self, held: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> _Attempt:
+        config = self.config
+        roster = msgspec.convert(held["roster"], Roster, strict=False)
+        attempt = _Attempt(self.job, roster, config, self.rules)
+        attempt.numbers = JobChannel.from_state(held["numbers"], config.job)
+        attempt.judge = Judge.from_state(self.job, roster.attempt, held["judge"], config.judge)
+        attempt.book = LogBook.from_state(held["book"], self.rules)
+        attempt.clues = msgspec.convert(held["clues"], list[Clue])
+        attempt.warnings = msgspec.convert(held["warnings"], list[Condition])
+        if held["matrix"] is not None:
+            attempt.matrix = StepMatrix.from_state(held["matrix"], _part(arrays, "matrix."), config.steps)
+            attempt.channel = RankChannel.from_state(
+                attempt.matrix.ranks, held["nodes"], held["channel"], _part(arrays, "channel."), config.rank
+            )
+        return attempt
+
+    def _begin_attempt(self, message: Message) -> None:
+        """A newer attempt: whatever is open of the old one ends, and nothing of it is carried over."""
+        if self._attempt is not None:
+            self._out += self._attempt.judge.close_all(message.at)
+        started = message.at
+        self._attempt = _Attempt(
+            self.job, Roster(attempt=message.attempt, started_at=started), self.config, self.rules
+        )
+        self.ensemble.reset_ranks()
+        if self._tick is None or isinstance(message, AttemptStarted):
+            self._tick = max(self._tick or 0, math.floor(started / TICK_SECONDS))
+
+    def _matrix_of(self, attempt: _Attempt, message: Metrics) -> StepMatrix:
+        """The step matrix, made for all ranks that are known; a rank nobody announced makes it start again."""
+        if attempt.matrix is None or message.rank not in attempt.matrix.ranks:
+            ranks = sorted(attempt.roster.ranks)
+            nodes = [attempt.roster.ranks[rank].node for rank in ranks]
+            attempt.matrix = StepMatrix(ranks, self.config.steps)
+            attempt.channel = RankChannel(ranks, nodes, self.config.rank)
+            self.ensemble.reset_ranks()
+        return attempt.matrix
+
+    def _run_ticks(self, until: float, *, before: bool) -> None:
+        """Run the ticks up to `until` (not `until` itself where `before`)."""
+        if self._tick is None:
+            return
+        last = math.ceil(until / TICK_SECONDS) - 1 if before else math.floor(until / TICK_SECONDS)
+        if last - self._tick > GAP_TICKS_MAX:
+            self._look(self._tick + 1)
+            self._tick = last - GAP_TICKS_MAX
+        while self._tick < last:
+            self._tick += 1
+            self._look(self._tick)
+
+    def _look(self, tick: int) -> None:
+        """One tick: close steps, look for silence, let the judge weigh it."""
+        attempt, now = self._attempt, tick * TICK_SECONDS
+        if attempt is None:
+            return
+        judge, roster, config = attempt.judge, attempt.roster, self.config.liveness
+        findings = self._score(attempt, now)
+        clues, attempt.clues = attempt.clues, []
+        warnings, attempt.warnings = attempt.warnings, []
+        numbers = attempt.numbers.look(now, roster)
+        clues += [numbers] if numbers is not None else []
+        if judge.hang_open and roster.moved_at is not None and roster.moved_at > judge.opened_at:
+            self._out += judge.recovered(now)
+        if not judge.fatal_open or judge.hang_open:
+            hang = look_for_hang(now, roster, config)
+            clues += [hang] if hang is not None else []
+        lost = look_for_lost_node(now, roster, config)
+        clues += [lost] if lost is not None else []
+        if clues or judge.fatal_open:
+            self._out += judge.hear(now, clues, roster, node_suspected=node_suspect(now, roster, config))
+        for finding in findings:
+            self._out += self._say(attempt, finding, now)
+        for warning in warnings:
+            self._out += judge.begin(now, warning)
+        if roster.over:
+            self._out += judge.attempt_over(now)
+
+    def _score(self, attempt: _Attempt, now: float) -> list[Finding]:
+        """Close what can be closed, score it, and let the models learn from what is clean."""
+        matrix, channel = attempt.matrix, attempt.channel
+        if matrix is None or channel is None:
+            return []
+        found: list[Finding] = []
+        for step in matrix.close(now, {rank.rank for rank in attempt.roster.live()}):
+            self.counts.steps += 1
+            learned = channel.learned
+            found += channel.score(matrix, step)
+            rows = matrix.rows(step)
+            if rows is not None and not channel.anomalous and (channel.learned > learned or channel.warm(step)):
+                self.ensemble.learn(rows)
+        for step in matrix.take_revised():
+            found += channel.rescore(matrix, step)
+        return found
+
+    def _say(self, attempt: _Attempt, finding: Finding, now: float) -> list[Verdict]:
+        if not finding.open:
+            return attempt.judge.end(now, f"{finding.kind}/{finding.subject}")
+        assert attempt.matrix is not None
+        if attempt.judge.over:
+            return []
+        support = None
+        if finding.kind == "straggler" and self.ensemble.fitted:
+            support = self._support(attempt.matrix, finding)
+        return attempt.judge.begin(now, condition_of(finding, attempt.matrix, attempt.roster, support))
+
+    def _support(self, matrix: StepMatrix, finding: Finding) -> int | None:
+        """The ensemble's opinion of the finding's steps: the median of their decades."""
+        column = matrix.ranks.index(int(finding.subject))
+        decades = []
+        for step in finding.steps:
+            rows = matrix.rows(step)
+            value = self.ensemble.decades(rows, column) if rows is not None else None
+            decades += [value] if value is not None else []
+        return int(np.median(decades)) if decades else None
+
+
+def _part(arrays: dict[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

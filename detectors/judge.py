@@ -1,0 +1,270 @@
+"""The judge: one incident per cause and attempt, the earliest root before all who only suffer, revisions under one id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from detectors.blame import CLASS_TABLE, Blame, choose
+from detectors.clues import Clue, Condition
+from detectors.roster import Roster
+from detectors.verdict import Verdict
+
+EVIDENCE_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeConfig:
+    """How long an incident waits for a better explanation."""
+
+    root_wait_seconds: float = 3.0  # for a root after ends that only suffer, for an exit after a log line
+    root_wait_max_seconds: float = 6.0  # while a node is suspected
+    spread_seconds: float = 1.0  # after an exception: do all ranks have it?
+    confirm_seconds: float = 120.0  # a confirmation may still change the class of a settled incident
+    join_seconds: float = 3.0  # a second rank of the same node, lost the same way, makes it the node
+    apart_seconds: float = 30.0  # a death so long after the numbers went bad is a cause of its own
+    clues_max: int = 256
+
+
+class _Incident(msgspec.Struct):
+    """A crash-class incident: everything that may explain it, and the verdict as it was last said."""
+
+    verdict: Verdict
+    opened_at: float
+    clues: list[Clue]
+    settled_at: float | None = None
+    kind: str = ""
+
+
+class _State(msgspec.Struct):
+    fatal: _Incident | None = None
+    kept: list[Clue] = []  # log lines that explain nothing yet
+    conditions: dict[str, Verdict] = {}
+    ids: list[str] = []
+    over: bool = False
+
+
+class Judge:
+    """Takes what the channels say of one attempt and answers with verdict revisions, in a fixed order."""
+
+    def __init__(self, job: str, attempt: int, config: JudgeConfig | None = None) -> None:
+        self.job, self.attempt = job, attempt
+        self.config = config or JudgeConfig()
+        self._state = _State()
+
+    @property
+    def fatal_open(self) -> bool:
+        """A crash-class incident is open: what else breaks now is its doing."""
+        return self._state.fatal is not None
+
+    @property
+    def hang_open(self) -> bool:
+        fatal = self._state.fatal
+        return fatal is not None and fatal.verdict.fault_class == "hang"
+
+    @property
+    def opened_at(self) -> float:
+        """When the open crash-class incident was first said."""
+        assert self._state.fatal is not None
+        return self._state.fatal.opened_at
+
+    @property
+    def over(self) -> bool:
+        """The attempt's ranks are gone: nothing begins any more."""
+        return self._state.over
+
+    @property
+    def unsettled(self) -> bool:
+        fatal = self._state.fatal
+        return fatal is not None and not fatal.verdict.settled
+
+    def open_conditions(self) -> list[str]:
+        return sorted(self._state.conditions)
+
+    def hear(self, now: float, clues: list[Clue], roster: Roster, *, node_suspected: bool = False) -> list[Verdict]:
+        """Weigh new clues (and time) and say what changed about the crash-class incident."""
+        state = self._state
+        self._forget_survived(roster, now)
+        verdicts: list[Verdict] = []
+        for clue in sorted(clues, key=lambda clue: (clue.at, -1 if clue.rank is None else clue.rank)):
+            if self._absorbed(clue):
+                continue
+            self._part(clue)
+            if state.fatal is not None:
+                self._add(state.fatal, clue)
+            elif clue.kind == "log" and not clue.alone:
+                state.kept = [*state.kept[-(self.config.clues_max - 1) :], clue]
+            else:
+                verdicts.append(self._open(now, clue, roster))
+        if state.fatal is not None:
+            verdicts += self._weigh(state.fatal, now, roster, node_suspected)
+        return verdicts
+
+    def begin(self, now: float, condition: Condition) -> list[Verdict]:
+        """A condition begins; nothing while one of its key is open."""
+        state = self._state
+        if condition.key in state.conditions:
+            return []
+        severity, advice = CLASS_TABLE[condition.fault_class]
+        verdict = Verdict(
+            verdict_id=self._new_id(condition.source.identity(self.job, self.attempt)), revision=0, job=self.job,
+            attempt=self.attempt, fault_class=condition.fault_class, severity=condition.severity or severity,
+            settled=True, culprits=condition.culprits, victims=condition.victims, onset_at=condition.onset_at, at=now,
+            onset_step=condition.onset_step, advice=condition.advice or advice, summary=condition.summary,
+            evidence=condition.evidence[:EVIDENCE_MAX], detector=condition.detector,
+        )  # fmt: skip
+        state.conditions[condition.key] = verdict
+        return [verdict]
+
+    def end(self, now: float, key: str) -> list[Verdict]:
+        """A condition is over."""
+        verdict = self._state.conditions.pop(key, None)
+        return [] if verdict is None else [_revise(verdict, now, status="closed")]
+
+    def recovered(self, now: float) -> list[Verdict]:
+        """The hang is over: the job moves again."""
+        fatal = self._state.fatal
+        if fatal is None:
+            return []
+        self._state.fatal = None
+        return [_revise(fatal.verdict, now, status="closed", settled=True)]
+
+    def attempt_over(self, now: float) -> list[Verdict]:
+        """All ranks are gone: conditions end; what broke the attempt stays open until another one starts."""
+        if self._state.over:
+            return []
+        self._state.over = True
+        return [verdict for key in self.open_conditions() for verdict in self.end(now, key)]
+
+    def close_all(self, now: float) -> list[Verdict]:
+        """A newer attempt has started: everything of this one ends."""
+        verdicts = [verdict for key in self.open_conditions() for verdict in self.end(now, key)]
+        if self._state.fatal is not None:
+            verdicts.append(_revise(self._state.fatal.verdict, now, status="closed"))
+            self._state.fatal = None
+        return verdicts
+
+    def to_state(self) -> dict[str, Any]:
+        built: dict[str, Any] = msgspec.to_builtins(self._state, str_keys=True)
+        return built
+
+    @classmethod
+    def from_state(cls, job: str, attempt: int, state: dict[str, Any], config: JudgeConfig | None = None) -> Judge:
+        judge = cls(job, attempt, config)
+        judge._state = msgspec.convert(state, _State, strict=False)
+        return judge
+
+    def _absorbed(self, clue: Clue) -> bool:
+        """What an open incident explains by itself: ends after a hang, silence after a loss."""
+        fatal = self._state.fatal
+        if fatal is None:
+            return False
+        if fatal.verdict.settled and fatal.kind == "hang":
+            return clue.kind != "hang" or clue.settled == fatal.verdict.settled
+        return clue.kind == "hang" and fatal.kind != "hang"
+
+    def _part(self, clue: Clue) -> None:
+        """Bad numbers do not kill: a death long after them opens an incident of its own, theirs stays open beside it."""
+        fatal = self._state.fatal
+        if fatal is None or fatal.kind != "nan" or not fatal.verdict.settled:
+            return
+        dies = clue.role == "root" and (clue.kind == "node" or clue.signal is not None or clue.alone)
+        if dies and clue.kind != "nan" and clue.at > fatal.verdict.onset_at + self.config.apart_seconds:
+            self._state.conditions["nan"] = fatal.verdict
+            self._state.fatal = None
+
+    def _add(self, fatal: _Incident, clue: Clue) -> None:
+        if clue.key:
+            fatal.clues = [known for known in fatal.clues if known.key != clue.key]
+        if len(fatal.clues) < self.config.clues_max:
+            fatal.clues.append(clue)
+
+    def _open(self, now: float, clue: Clue, roster: Roster) -> Verdict:
+        state = self._state
+        clues = [*state.kept, clue]
+        blame = choose(clues, roster)
+        state.kept = []
+        verdict = Verdict(
+            verdict_id=self._new_id(blame.lead.source.identity(self.job, self.attempt)), revision=0, job=self.job,
+            attempt=self.attempt, fault_class=blame.fault_class, severity=blame.severity, settled=False,
+            culprits=blame.culprits, victims=blame.victims, onset_at=blame.lead.at, at=now,
+            onset_step=blame.lead.step, first_bad_step=blame.lead.first_bad_step, advice=blame.advice,
+            summary=blame.summary, evidence=blame.evidence[:EVIDENCE_MAX], detector=blame.detector,
+        )  # fmt: skip
+        settled = self._settled(blame, now, now, roster, False)
+        verdict = msgspec.structs.replace(verdict, settled=settled)
+        state.fatal = _Incident(verdict, now, clues, now if settled else None, blame.lead.kind)
+        return verdict
+
+    def _weigh(self, fatal: _Incident, now: float, roster: Roster, node_suspected: bool) -> list[Verdict]:
+        old = fatal.verdict
+        if fatal.settled_at is not None and now > fatal.settled_at + self.config.confirm_seconds:
+            return []
+        blame = choose(fatal.clues, roster)
+        if old.settled and not self._may_change(fatal, blame, now):
+            return []
+        settled = old.settled or self._settled(blame, fatal.opened_at, now, roster, node_suspected)
+        same = (
+            old.settled == settled and old.fault_class == blame.fault_class and old.culprits == blame.culprits
+            and old.advice == blame.advice and old.first_bad_step == blame.lead.first_bad_step
+        )  # fmt: skip
+        if same:
+            return []
+        fatal.kind = blame.lead.kind
+        fatal.settled_at = now if settled and fatal.settled_at is None else fatal.settled_at
+        fatal.verdict = _revise(
+            old, now, fault_class=blame.fault_class, severity=blame.severity, settled=settled,
+            culprits=blame.culprits, victims=blame.victims, onset_at=blame.lead.at, onset_step=blame.lead.step,
+            first_bad_step=blame.lead.first_bad_step, advice=blame.advice, summary=blame.summary,
+            evidence=blame.evidence[:EVIDENCE_MAX], detector=blame.detector,
+        )  # fmt: skip
+        return [fatal.verdict]
+
+    def _may_change(self, fatal: _Incident, blame: Blame, now: float) -> bool:
+        """A settled incident changes for a confirmation or a better line of the same rank, or grows to a whole node."""
+        assert fatal.settled_at is not None
+        if blame.confirmed and blame.fault_class != fatal.verdict.fault_class:
+            return True
+        return now <= fatal.settled_at + self.config.join_seconds and len(fatal.clues) > 1
+
+    def _settled(self, blame: Blame, opened_at: float, now: float, roster: Roster, node_suspected: bool) -> bool:
+        lead, config = blame.lead, self.config
+        waited = now - opened_at
+        if lead.role in ("weak", "cascade"):
+            return waited >= (config.root_wait_max_seconds if node_suspected else config.root_wait_seconds)
+        if lead.kind in ("hang", "node", "nan"):
+            return lead.settled
+        if lead.kind == "exit" and lead.signal is not None:
+            return True
+        if blame.fault_class == "user_error":
+            everyone = all(rank.gone for rank in roster.ranks.values())
+            return everyone or waited >= config.spread_seconds
+        if lead.kind == "exit":
+            return True
+        ranks = roster.ranks_of(lead.node or "") if lead.rank is None else [roster.ranks[lead.rank]]
+        return any(rank.gone for rank in ranks) or waited >= config.root_wait_seconds
+
+    def _forget_survived(self, roster: Roster, now: float) -> None:
+        """A line whose rank went on for two steps told of something survived."""
+        self._state.kept = [
+            clue
+            for clue in self._state.kept
+            if now <= clue.at + self.config.confirm_seconds
+            and (clue.rank is None or clue.step is None or roster.ranks[clue.rank].step < clue.step + 2)
+        ]
+
+    def _new_id(self, identity: str) -> str:
+        """`identity`, made unlike every id of this attempt: two findings may begin in one message."""
+        name, count = identity, 1
+        while name in self._state.ids:
+            count += 1
+            name = f"{identity}/{count}"
+        self._state.ids.append(name)
+        return name
+
+
+def _revise(verdict: Verdict, now: float, **changes: Any) -> Verdict:
+    return msgspec.structs.replace(verdict, revision=verdict.revision + 1, at=now, **changes)
+
