@@ -1,0 +1,76 @@
+"""How a tool or a service asks an engine what it holds, and tells it what to reject."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import wire
+from .errors import EngineRefused, EngineUnavailable
+from .status import EngineStatus, ShardStatus
+
+
+class EngineAdmin:
+    """One engine's socket, seen from outside; each call is a connection of its own."""
+
+    def __init__(self, socket_path: Path | str, timeout_seconds: float = 5.0) -> None:
+        self._socket_path = Path(socket_path)
+        self._timeout_seconds = timeout_seconds
+
+    def status(self) -> EngineStatus:
+        """What the engine holds now. Raises EngineUnavailable."""
+        fields = self._ask({"op": "status"})
+        try:
+            shards = tuple(_shard(row) for row in fields["shards"])
+            return EngineStatus(
+                wire.text(fields, "job"),
+                wire.text(fields, "node"),
+                wire.whole(fields, "attempt"),
+                shards,
+                tuple(wire.wholes(fields, "durable_steps")),
+                wire.whole(fields, "memory_bytes"),
+                wire.whole(fields, "memory_bytes_max"),
+                wire.text(fields, "persist_error"),
+            )
+        except (wire.WireError, KeyError, TypeError, ValueError) as error:
+            raise EngineUnavailable(
+                f"{self._socket_path} does not answer like a checkpoint engine: {error}"
+            ) from error
+
+    def reject_from(self, step: int, up_to_attempt: int | None = None, reason: str = "") -> int:
+        """Reject `step` and later of attempts up to `up_to_attempt` (None: the newest the engine knows);
+        that attempt.
+
+        Idempotent. It stands in `rejected.json` before this returns, so all engines of the job obey it.
+        """
+        fields = self._ask({"op": "reject", "step": step, "up_to_attempt": up_to_attempt, "reason": reason})
+        return wire.whole(fields, "up_to_attempt")
+
+    def persist_now(self, timeout_seconds: float = 30.0) -> bool:
+        """Bring to disk what memory holds, without waiting out a back-off; True when nothing is left to
+        write."""
+        fields = self._ask({"op": "persist", "timeout_seconds": timeout_seconds}, timeout_seconds)
+        return fields.get("done") is True
+
+    def _ask(self, request: Mapping[str, Any], extra_seconds: float = 0.0) -> wire.Fields:
+        try:
+            with contextlib.closing(
+                wire.connect(self._socket_path, self._timeout_seconds + extra_seconds)
+            ) as sock:
+                wire.send(sock, request)
+                fields, descriptors = wire.receive(sock)
+        except (OSError, wire.WireError) as error:
+            raise EngineUnavailable(
+                f"the checkpoint engine at {self._socket_path} does not answer: {error}"
+            ) from error
+        wire.close_all(descriptors)
+        if "error" in fields:
+            raise EngineRefused(str(fields["error"]))
+        return fields
+
+
+def _shard(row: list[Any]) -> ShardStatus:
+    rank, step, attempt, world_size, size_bytes, verified, durable = row
+    return ShardStatus(rank, step, attempt, world_size, "sealed", size_bytes, bool(verified), bool(durable))

@@ -1,0 +1,214 @@
+"""How a shard, and then a step, gets onto disk so that a power cut at any moment leaves the old or the new,
+never half.
+
+A shard: temporary file, fsync, rename; its record the same way; fsync of the folder. A step: when the
+records of all ranks of one attempt are there, whichever engine sees it writes the manifest, again by fsync
+and rename. Only the manifest makes a step complete, and removal takes the manifest first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import CheckpointDamaged, StepTaken
+from .layout import decode_layout
+from .manifest import (
+    MANIFEST,
+    Manifest,
+    ShardRecord,
+    StepRecord,
+    attempts_on_disk,
+    complete_manifests,
+    encode_manifest,
+    encode_record,
+    on_line,
+    read_manifest,
+    read_record,
+    read_records,
+    record_name,
+    shard_name,
+    step_folder,
+    step_numbers,
+)
+from .rejection import is_rejected, read_rejections
+from .segment import SlotHeader, layout_region, payload_region, values_region
+from .shardfile import ShardChecks, encode_header, identity_of
+from .storage import Storage
+
+WRITE_PIECE_BYTES = 8 << 20
+
+
+def commit_shard(
+    storage: Storage,
+    directory: Path,
+    header: SlotHeader,
+    segment: memoryview,
+    *,
+    writer: str,
+    crc_expected: int | None = None,
+    on_read: Callable[[int], None] = lambda crc: None,
+) -> ShardRecord:
+    """Write the shard in `segment` durably. `on_read(crc)` is called when the segment is no longer needed.
+
+    Raises OSError from the disk, CheckpointDamaged where the segment's bytes are not those of
+    `crc_expected`, and StepTaken where the same attempt has written other bytes for this step: a manifest
+    may name those.
+    """
+    folder = step_folder(directory, header.step)
+    standing = read_record(directory, header.step, header.rank, header.attempt)
+    if standing is not None:
+        crc = zlib.crc32(payload_region(segment, header))
+        on_read(crc)
+        if (standing.checks.payload_crc32, standing.layout_hash) != (crc, header.layout_hash.hex()):
+            raise StepTaken(
+                f"attempt {header.attempt} has already saved other bytes as step {header.step} of rank "
+                f"{header.rank}; a run that trains a step again needs a new attempt number"
+            )
+        return standing
+    _make_step_folder(storage, directory, folder)
+    target = folder / shard_name(header.rank, header.attempt)
+    temporary = folder / f".{target.name}.{writer}.tmp"
+    layout_raw = bytes(layout_region(segment, header))
+    values = bytes(values_region(segment, header))
+    prefix = encode_header(
+        identity_of(header), layout_raw, decode_layout(layout_raw, header.payload_bytes), values
+    )
+    try:
+        with storage.create(temporary) as file:
+            file.write(prefix)
+            crc = 0
+            payload = payload_region(segment, header)
+            for start in range(0, len(payload), WRITE_PIECE_BYTES):
+                piece = payload[start : start + WRITE_PIECE_BYTES]
+                crc = zlib.crc32(piece, crc)
+                file.write(piece)
+            if crc_expected is not None and crc != crc_expected:
+                raise CheckpointDamaged(
+                    f"memory of rank {header.rank} changed after step {header.step} was sealed"
+                )
+            on_read(crc)
+            file.sync()
+        storage.rename(temporary, target)
+    except (OSError, CheckpointDamaged):
+        with contextlib.suppress(OSError):  # the error that brought us here says more
+            storage.remove(temporary)  # a full disk needs its space back
+        raise
+    checks = ShardChecks(len(prefix) + header.payload_bytes, zlib.crc32(prefix), crc)
+    record = ShardRecord(
+        header.job,
+        header.attempt,
+        header.rank,
+        header.world_size,
+        header.step,
+        header.layout_hash.hex(),
+        checks,
+    )
+    storage.write_whole(
+        folder / record_name(header.rank, header.attempt), encode_record(record), writer=writer
+    )
+    storage.sync_folder(folder)
+    return record
+
+
+def finish_step(
+    storage: Storage, directory: Path, step: int, attempt: int, *, writer: str
+) -> Manifest | None:
+    """Write the manifest if all shards of (step, attempt) are there; None where they are not, or it was
+    there."""
+    records = read_records(directory, step, attempt)
+    if not records or [record.rank for record in records] != list(range(records[0].world_size)):
+        return None
+    if len({(record.job, record.world_size) for record in records}) > 1:
+        return None
+    try:
+        standing = read_manifest(directory, step)
+    except CheckpointDamaged:
+        standing = None  # a damaged manifest completes nothing; ours replaces it
+    if standing is not None and standing.attempt >= attempt:
+        return None
+    manifest = Manifest(records[0].job, attempt, records[0].world_size, step, tuple(records))
+    folder = step_folder(directory, step)
+    storage.write_whole(folder / MANIFEST, encode_manifest(manifest), writer=writer)
+    storage.sync_folder(folder)
+    return manifest
+
+
+def retain(
+    storage: Storage, directory: Path, retention_steps: int, *, busy: frozenset[int] = frozenset()
+) -> list[int]:
+    """Remove what is no longer kept; the steps whose checkpoint is gone.
+
+    Kept: the newest `retention_steps` steps that a job may resume from, whatever is newer than they are (it
+    is being written), and `busy` steps. Rejected and abandoned steps go only when that many good ones stand,
+    so the last complete step is never removed.
+    """
+    rejections = read_rejections(directory)
+    manifests = {manifest.step: manifest for manifest in complete_manifests(directory)}
+    good = on_line(
+        [
+            StepRecord(manifest.step, manifest.attempt, manifest.world_size, ())
+            for manifest in manifests.values()
+            if not is_rejected(rejections, manifest.step, manifest.attempt)
+        ]
+    )
+    keep = good[-max(retention_steps, 1) :]
+    if len(good) < retention_steps:
+        return []
+    newest, oldest = max(record.attempt for record in keep), keep[0].step
+    kept_steps = {record.step for record in keep}
+    removed = []
+    for step in step_numbers(directory):
+        if step in busy or step in kept_steps:
+            continue
+        in_flight = step > oldest and any(
+            attempt >= newest and not is_rejected(rejections, step, attempt)
+            for attempt in attempts_on_disk(directory, step) | _attempts_in_flight(directory, step)
+        )
+        if not in_flight:
+            remove_step(storage, directory, step)
+            if step in manifests:
+                removed.append(step)
+    for record in keep:
+        _remove_older_attempts(storage, step_folder(directory, record.step), record.attempt)
+    return removed
+
+
+def remove_step(storage: Storage, directory: Path, step: int) -> None:
+    """Remove a step's folder, the manifest durably first: a step half removed is not complete."""
+    folder = step_folder(directory, step)
+    with contextlib.suppress(FileNotFoundError):  # another engine of the job removes it too
+        storage.remove(folder / MANIFEST)
+        storage.sync_folder(folder)
+        for path in sorted(folder.iterdir()):
+            storage.remove(path)
+        storage.remove_folder(folder)
+
+
+def remove_temporaries(storage: Storage, directory: Path, *, writer: str) -> None:
+    """Remove what an earlier engine of the same name left half written."""
+    for step in step_numbers(directory):
+        for path in step_folder(directory, step).glob(f".*.{writer}.tmp"):
+            storage.remove(path)
+
+
+def _make_step_folder(storage: Storage, directory: Path, folder: Path) -> None:
+    if folder.is_dir():
+        return
+    storage.make_folder(folder)
+    storage.sync_folder(directory)
+
+
+def _remove_older_attempts(storage: Storage, folder: Path, attempt: int) -> None:
+    """The shards that a manifest of a later attempt has replaced."""
+    for path in folder.glob("*shard-*-a*.*"):
+        written_by = path.name.rpartition("-a")[2].partition(".")[0]
+        if written_by.isdigit() and int(written_by) < attempt:
+            storage.remove(path)
+
+
+def _attempts_in_flight(directory: Path, step: int) -> set[int]:
+    names = [path.name for path in step_folder(directory, step).glob(".shard-*.tmp")]
+    return {int(name.rpartition("-a")[2].partition(".")[0]) for name in names if "-a" in name}

@@ -1,0 +1,236 @@
+"""The checkpoint engine of one node: keeps what the ranks save in memory, brings it to disk, hands it back.
+
+One process per node. It holds the segments, so what a rank has saved outlives the rank; the ranks hold them
+too, so it also outlives the engine. Training never waits for the disk, and goes on when the engine is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import selectors
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import wire
+from .clock import Clock, HostClock
+from .errors import EngineRefused
+from .event import EngineEvent
+from .persist import PersistConfig, Persister
+from .segment import JOB_BYTES_MAX, SlotHeader
+from .session import EngineParts, Session
+from .slots import SlotTable
+from .storage import Storage
+
+EVENTS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine. `directory` is the job's checkpoint folder, on a file system that all nodes of the job
+    share."""
+
+    job: str
+    node: str
+    socket_path: Path
+    directory: Path
+    memory_bytes_max: int = 8 << 30
+    retention_steps: int = 3
+    connections_max: int = 256
+    retry_seconds_min: float = 0.5
+    retry_seconds_max: float = 30.0
+    stop_seconds_max: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.job or len(self.job.encode()) > JOB_BYTES_MAX:
+            raise ValueError(
+                f"the job's name must have 1 to {JOB_BYTES_MAX} bytes, not {len(self.job.encode())}"
+            )
+        if self.retention_steps < 1 or self.memory_bytes_max < 1 or self.connections_max < 1:
+            raise ValueError("retention_steps, memory_bytes_max and connections_max must be at least 1")
+        if len(os.fsencode(self.socket_path)) > wire.SOCKET_PATH_BYTES_MAX:
+            raise ValueError(
+                f"the socket path {self.socket_path} is longer than the {wire.SOCKET_PATH_BYTES_MAX} bytes "
+                "that a Unix socket can have; put it into a shorter folder"
+            )
+
+
+class Engine:
+    """Serves ranks and tools on a Unix socket until SIGTERM or `stop()`. `emit` is called from one thread of
+    ours."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        emit: Callable[[EngineEvent], None],
+        clock: Clock | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        self.config = config
+        self._deliver = emit
+        self._clock: Clock = clock or HostClock()
+        storage = storage or Storage()
+        self._events: queue.Queue[EngineEvent | None] = queue.Queue(EVENTS_MAX)
+        self._table = SlotTable(config.memory_bytes_max, self._clock, self._evicted)
+        writer = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in config.node)
+        persist = PersistConfig(
+            config.directory,
+            writer,
+            config.retention_steps,
+            config.retry_seconds_min,
+            config.retry_seconds_max,
+        )
+        self._persister = Persister(persist, self._table, storage, self._emit, self._clock)
+        self._parts = EngineParts(
+            config.job, config.node, config.directory, writer,
+            self._table, self._persister, storage, self._emit, self._clock,
+        )  # fmt: skip
+        self._sessions: dict[int, tuple[Session, threading.Thread]] = {}
+        self._sessions_lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until stopped; then bring to disk what memory holds. `ready` is called once connections are
+        taken."""
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(self._listen())
+            stack.callback(self._unlink_socket)
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    previous = signal.signal(number, lambda *_: self.stop())
+                    stack.callback(signal.signal, number, previous)
+            courier = threading.Thread(target=self._deliver_events, name="events", daemon=True)
+            courier.start()
+            self._persister.start()
+            ready()
+            self._accept(listener)
+            self._close_sessions()
+            self._persister.stop(self.config.stop_seconds_max)
+            self._events.put(None)
+            courier.join(self.config.stop_seconds_max)
+
+    def stop(self) -> None:
+        """Ask `run` to return. Safe in a signal handler and from any thread."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"x")
+
+    def _listen(self) -> socket.socket:
+        path = self.config.socket_path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Held until the process ends, however it ends: an engine that was killed leaves a socket but no lock.
+        self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise EngineRefused(f"another engine serves {path}; stop it or choose another socket") from error
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        previous = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(previous)
+        listener.listen(128)
+        listener.setblocking(False)
+        return listener
+
+    def _unlink_socket(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.config.socket_path.unlink()
+        os.close(self._lock)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _accept(self, listener: socket.socket) -> None:
+        number = 0
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if self._wake_read in ready:
+                    return
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    continue  # the peer has gone, or we are out of descriptors: the next may succeed
+                number += 1
+                self._admit(connection, number)
+
+    def _admit(self, connection: socket.socket, number: int) -> None:
+        connection.setblocking(True)
+        if wire.peer_uid(connection) not in (os.getuid(), 0):
+            connection.close()
+            return
+        with self._sessions_lock:
+            full = len(self._sessions) >= self.config.connections_max
+        if full:
+            with contextlib.suppress(OSError):
+                wire.send(
+                    connection, {"error": f"the engine has {self.config.connections_max} connections already"}
+                )
+            connection.close()
+            return
+        session = Session(number, connection, self._parts, self._close_session)
+        thread = threading.Thread(target=self._serve, args=(session,), name=f"session-{number}", daemon=True)
+        with self._sessions_lock:
+            self._sessions[number] = (session, thread)
+        thread.start()
+
+    def _serve(self, session: Session) -> None:
+        try:
+            session.serve()
+        finally:
+            with self._sessions_lock:
+                self._sessions.pop(session.number, None)
+
+    def _close_session(self, number: int) -> None:
+        with self._sessions_lock:
+            entry = self._sessions.get(number)
+        if entry:
+            entry[0].close()
+
+    def _close_sessions(self) -> None:
+        self._table.close()
+        with self._sessions_lock:
+            entries = list(self._sessions.values())
+        for session, _ in entries:
+            session.close()
+        for _, thread in entries:
+            thread.join(self.config.stop_seconds_max)
+
+    def _evicted(self, header: SlotHeader) -> None:
+        reason = "its rank runs on another node now and the memory was needed"
+        self._emit(
+            EngineEvent(
+                "evicted", header.step, header.attempt, header.rank, "memory", self._clock.now(),
+                size_bytes=header.payload_bytes, reason=reason,
+            )
+        )  # fmt: skip
+
+    def _emit(self, event: EngineEvent) -> None:
+        """Hand over without waiting; with a listener that slow, the oldest story is the one to lose."""
+        while True:
+            try:
+                self._events.put_nowait(event)
+                return
+            except queue.Full:
+                with contextlib.suppress(queue.Empty):
+                    self._events.get_nowait()
+
+    def _deliver_events(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                self._deliver(event)
+            except Exception as error:  # noqa: BLE001 - the listener is not ours; whatever it raises, checkpoints go on
+                threading.excepthook(
+                    threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
+                )
