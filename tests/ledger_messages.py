@@ -38,7 +38,9 @@ class Tape:
         told = []
         for message in messages:
             encoded = CODEC.encode(message)
-            told.append(self.raw(encoded.topic, encoded.value, encoded.headers, at=message.at, key=message.job))
+            told.append(
+                self.raw(encoded.topic, encoded.value, encoded.headers, at=message.at, key=message.job)
+            )
         return told
 
     def raw(
@@ -77,7 +79,9 @@ def heartbeat(at: float, node: str = "node-0", sequence: int = 0) -> NodeHeartbe
 
 
 def logs(*texts: str, rank: int = 0, at: float = 1000.0, job: str = JOB, sequence: int = 0) -> Logs:
-    lines = tuple(LogLine(at=at + index * 0.001, stream="stdout", text=text) for index, text in enumerate(texts))
+    lines = tuple(
+        LogLine(at=at + index * 0.001, stream="stdout", text=text) for index, text in enumerate(texts)
+    )
     return Logs(job=job, attempt=1, rank=rank, node="node-0", sequence=sequence, at=at, lines=lines)
 
 
@@ -100,7 +104,9 @@ def checkpoint(step: int, state: Any = "complete", tier: Any = "memory", rank: i
     )  # fmt: skip
 
 
-def verdict(number: int = 1, revision: int = 0, *, at: float = 1010.0, job: str = JOB, **fields: Any) -> Verdict:
+def verdict(
+    number: int = 1, revision: int = 0, *, at: float = 1010.0, job: str = JOB, **fields: Any
+) -> Verdict:
     given: dict[str, Any] = {
         "verdict_id": f"{job}/1/2/logs/{number}",
         "revision": revision,
@@ -120,7 +126,8 @@ def verdict(number: int = 1, revision: int = 0, *, at: float = 1010.0, job: str 
 
 def action(number: int = 1, *, at: float = 1011.0, **fields: Any) -> Action:
     given: dict[str, Any] = {
-        "action_id": f"{JOB}/{number}/restart", "job": JOB, "attempt": 1, "at": at, "verb": "restart", "mode": "auto",
+        "action_id": f"{JOB}/{number}/restart", "job": JOB, "attempt": 1, "at": at, "verb": "restart",
+        "mode": "auto",
         "verdict_id": f"{JOB}/1/2/logs/{number}", "verdict_revision": 0, "fault_class": "rank_lost",
         "rule": "rank_lost: restart in place", "next_attempt": 2, "resume_step": 10, "resume_tier": "memory",
         "plan_hash": "9f2c",
@@ -130,7 +137,12 @@ def action(number: int = 1, *, at: float = 1011.0, **fields: Any) -> Action:
 
 def receipt(number: int = 1, outcome: Any = "done", *, at: float = 1013.0) -> Receipt:
     return Receipt(
-        action_id=f"{JOB}/{number}/restart", job=JOB, attempt=1, at=at, outcome=outcome, text="Attempt 2 runs."
+        action_id=f"{JOB}/{number}/restart",
+        job=JOB,
+        attempt=1,
+        at=at,
+        outcome=outcome,
+        text="Attempt 2 runs.",
     )
 
 

@@ -8,12 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import msgspec
-import pyarrow as pa
-from fastapi import FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 
+from .engine import pa
 from .reader import LocalReader
 from .shapes import (
     BUCKETS_DEFAULT,
@@ -30,6 +26,14 @@ from .shapes import (
     RowTable,
     row_object,
 )
+
+try:
+    from fastapi import FastAPI, Query, Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+except ImportError as error:
+    raise ImportError("the ledger's API needs FastAPI: install Transom with its extra 'ledger'") from error
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 BODY_BYTES_MAX = 64 * 1024

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-import duckdb
-
 from ingest.clock import Clock, SystemClock
 
+from .engine import duckdb
 from .opening import FILE_NAME, METRICS_FOLDER, check_version, open_database
 from .parts import PartStore
 from .reader import LocalReader

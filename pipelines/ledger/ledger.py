@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import duckdb
-
 from ingest.bus import Record, TopicPartition
 from ingest.clock import Clock
 from ingest.codec import Codec, Undecodable
 from ingest.events import Logs, Metrics, NodeHeartbeat
 from recovery.action import RECOVERY_TYPES
 
+from .engine import duckdb
 from .opening import FILE_NAME, METRICS_FOLDER, check_version, open_database
 from .parts import TEMPORARY_SUFFIX, PartStore, removal_row
 from .shapes import LedgerBusy, LedgerWriteFailed
@@ -251,7 +250,7 @@ class Ledger:
     def commit(self, *, force: bool = False) -> bool:
         """Commit what is due: rows at once, log lines after bulk_seconds, parts after flush_seconds.
 
-        True if anything was. Rows and the offsets they came from are one transaction. Raises LedgerWriteFailed.
+        True if anything was. Rows and their offsets are one transaction. Raises LedgerWriteFailed.
         """
         assert not self._failed, "reopen after a failed write"
         now = self._clock.monotonic()

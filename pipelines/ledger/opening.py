@@ -8,15 +8,9 @@ from pathlib import Path
 
 from ingest.clock import Clock
 
+from .engine import duckdb
 from .shapes import LedgerLocked, LedgerUnreadable
 from .tables import SCHEMA_VERSION
-
-try:
-    import duckdb
-except ImportError as error:  # pragma: no cover - the message itself is tested in a process of its own
-    raise ImportError(
-        "the ledger needs DuckDB, pyarrow and FastAPI: install Transom with its extra 'ledger'"
-    ) from error
 
 FILE_NAME = "ledger.duckdb"
 METRICS_FOLDER = "metrics"
@@ -106,14 +100,13 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path) -> int | No
         return None
     if "schema_version" not in names:
         raise LedgerUnreadable(f"{path} is a DuckDB file but not a ledger; give another folder")
-    row = connection.execute("SELECT max(version) FROM schema_version").fetchone()
-    version = int(row[0]) if row and row[0] is not None else None
+    ((version,),) = connection.execute("SELECT max(version) FROM schema_version").fetchall()
     if version is not None and version > SCHEMA_VERSION:
         raise LedgerUnreadable(
             f"{path} was made by a newer Transom (schema {version}, this one knows {SCHEMA_VERSION}); "
             "upgrade Transom"
         )
-    return version
+    return None if version is None else int(version)
 
 
 def _first_line(error: Exception) -> str:

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from ingest.bus import TopicPartition
 from ingest.events import Metrics
+
+from .engine import pa, pq
 
 PART_SCHEMA = pa.schema(
     [

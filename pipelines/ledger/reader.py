@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
-import duckdb
 import msgspec
-import pyarrow as pa
 
 from detectors.verdict import Verdict
 from recovery.action import RECOVERY_TYPES, Action, Command, Incident, Receipt
 
+from .engine import duckdb, pa
 from .incidents import IncidentBook
 from .parts import PartStore
 from .samples import SeriesQuestion, series_of, series_table

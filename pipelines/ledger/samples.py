@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import duckdb
-import pyarrow as pa
-
+from .engine import duckdb, pa
 from .parts import Held, live_table
 from .shapes import Series
 
@@ -90,9 +88,7 @@ def series_table(
         source += " UNION ALL BY NAME SELECT * FROM read_parquet($paths)"
         parameters["paths"] = paths
     points = _POINTS.format(source=source)
-    span = cursor.execute(points + _SPAN, parameters).fetchone()
-    assert span is not None
-    low, high, ranks, most = span
+    ((low, high, ranks, most),) = cursor.execute(points + _SPAN, parameters).fetchall()
     buckets = question.buckets
     if ranks:
         buckets = min(buckets, max(BUCKETS_MIN, POINTS_MAX // (2 * ranks)))

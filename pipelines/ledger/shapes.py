@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from detectors.verdict import Culprit, Verdict
+from pipelines.errors import StatedError
 from recovery.action import RECOVERY_TYPES, Action, Command, Incident, Receipt
 
 LIST_LIMIT_MAX = 1_000  # rows of one answer
@@ -27,7 +28,7 @@ ROW_TABLES: Mapping[str, str] = {  # name in the API → table
 }
 
 
-class LedgerError(Exception):
+class LedgerError(StatedError):
     """Base of what the ledger and its readers raise; the text is one sentence that says what to do."""
 
 
@@ -75,8 +76,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it is now.
 
     `goodput` = highest step reached × median step seconds / (now or its end − first attempt's start), at most
-    1; work that was done twice counts once. `state` lost: it runs as far as we know, but nobody has spoken for
-    a minute.
+    1; work that was done twice counts once. `state` lost: it runs as far as we know, but nobody has spoken
+    for a minute.
     """
 
     job: str

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-import duckdb
 import msgspec
 
 from ingest.events import Message
 from recovery.action import RECOVERY_TYPES
 
+from .engine import duckdb
 from .incidents import INCIDENTS_MAX, IncidentBook
 from .jobs import DURATIONS_MAX, STEP_METRIC, JobBook
 from .shapes import IncidentPage, IncidentView, JobView

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import duckdb
-
 from ingest.bus import TopicPartition
 
+from .engine import duckdb
 from .parts import Part
 
 
@@ -45,6 +44,5 @@ def oldest_log_line(connection: duckdb.DuckDBPyConnection) -> int:
 
 
 def _scalar(connection: duckdb.DuckDBPyConnection, query: str) -> int:
-    row = connection.execute(query).fetchone()
-    assert row is not None
-    return int(row[0])
+    ((value,),) = connection.execute(query).fetchall()  # fetchone would leave the connection busy
+    return int(value)
