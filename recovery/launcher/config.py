@@ -23,7 +23,8 @@ class LauncherConfig:
     script: str  # a path, or a module's name where `module` is set
     module: bool = False
     argv: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ()  # modules that the zygote imports besides torch
+    preload_torch: bool = True  # where it is installed
+    preload: tuple[str, ...] = ()  # modules that the zygote imports besides
     control_socket: Path
     telemetry_socket: Path
     node_file: Path

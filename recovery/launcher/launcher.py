@@ -37,7 +37,7 @@ LEAVE_SECONDS_MAX = 15.0  # beyond the grace, for a rank that no signal reaches
 
 
 class Launcher:
-    """Runs until it is told that the job is over, or is sent SIGTERM. Call `run` from the main thread."""
+    """Runs until it is told that the job is over, or that it should stop. Call `run` from the main thread."""
 
     def __init__(self, config: LauncherConfig, bus: Bus, clock: Clock) -> None:
         self.config = config
@@ -54,10 +54,12 @@ class Launcher:
         self._idle_sequence = 0
         self._leave_by: float | None = None
         self._signals = 0
+        self._stop: threading.Event | None = None
         self._due: dict[str, float] = {}
 
-    def run(self) -> int:
-        """The launcher's life; returns the process's exit code."""
+    def run(self, stop: threading.Event | None = None) -> int:
+        """The launcher's life; returns the exit code. Without `stop`, it takes SIGTERM, SIGINT and SIGHUP."""
+        self._stop = stop
         self._become_parent()
         self._adopt_fence()
         self._shown.start()
@@ -221,6 +223,8 @@ class Launcher:
         return True
 
     def _done(self) -> bool:
+        if self._stop is not None and self._stop.is_set():
+            self._signals = max(1, self._signals)
         if self._signals:
             self.leave(self.config.grace_seconds if self._signals == 1 else 0.0)
         if not self.leaving:
@@ -235,7 +239,7 @@ class Launcher:
         if self.config.die_with_parent:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a dead zygote come to us, with their exit status
-        if threading.current_thread() is threading.main_thread():
+        if self._stop is None:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, self._on_signal)
 

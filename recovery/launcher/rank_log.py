@@ -44,7 +44,7 @@ class StreamLog:
         """The records that are complete now; all of them where `final`."""
         records: list[LogLine] = []
         if self._lost_lines:
-            text = f"transom: {self._lost_lines} lines of this rank were dropped here, it prints faster than we read"
+            text = f"transom: {self._lost_lines} lines of this rank were dropped here: too many at once"
             records.append(LogLine(at=now, stream=self.stream, text=text))
             self._lost_lines = 0
         lines = []

@@ -133,6 +133,7 @@ class ZygoteLink:
             "module": config.module,
             "argv": list(config.argv),
             "preload": list(config.preload),
+            "torch": config.preload_torch,
         }
         self._send(pack_frame({"settings": settings}), ())
 

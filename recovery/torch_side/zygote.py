@@ -1,9 +1,8 @@
 """The process that ranks are forked from: it has imported torch once, and has made nothing with it.
 
-Started by path, never imported by ours, and importing nothing of ours: what a rank finds in sys.modules is the
-standard library, torch and what the user asked for. It has one thread and forks from it, so that the kernel's
-parent-death signal is tied to the process. Frames both ways on the socket given as argv[1]: 4 bytes of length, then
-JSON; descriptors ride along.
+Started by path and importing nothing of ours: what a rank finds in sys.modules is the standard library, torch
+and what the user asked for. It has one thread and forks from it, so that the kernel's parent-death signal is
+tied to the process. Frames on the socket of argv[1]: 4 bytes of length, then JSON; descriptors ride along.
 
     in   {"settings": …} once, then {"fork": id, …} with stdout, stderr, a stacks file, an error file
     out  {"ready": …}, {"forked": id, "pid": …} with a pidfd, {"refused": id, "reason": …}, {"exited": pid, …}
@@ -11,6 +10,7 @@ JSON; descriptors ride along.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import ctypes
 import faulthandler
@@ -26,10 +26,11 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import types
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.optim", "torch.nn.parallel", "torch.distributed")
 FRAME_BYTES_MAX = 1024 * 1024
@@ -37,6 +38,8 @@ ERROR_TEXT_CHARS_MAX = 16_000
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 OWN_FRAMES = (__file__, "<frozen runpy>")  # not part of what a user calls the traceback
+
+ZYGOTE_MAIN = sys.modules["__main__"]  # kept when the user's takes its place
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -83,7 +86,7 @@ class Frames:
 def preload(settings: dict[str, Any]) -> list[str]:
     """Import torch and what the user asked for; what could not be imported, in words."""
     problems = []
-    for name in TORCH_MODULES:
+    for name in TORCH_MODULES if settings["torch"] else ():
         try:
             importlib.import_module(name)
         except ImportError as error:
@@ -182,7 +185,7 @@ def fork(frames: Frames, request: dict[str, Any], descriptors: list[int]) -> boo
 
 
 def become_rank(request: dict[str, Any], descriptors: list[int]) -> int:
-    """Make this child what a freshly started interpreter would be. Returns the descriptor of its error file."""
+    """Make this child what a fresh interpreter would be. Returns the descriptor of its error file."""
     stdout, stderr, stacks, errors = descriptors
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
@@ -261,6 +264,32 @@ def say_error(error: BaseException, errors: int) -> None:
     sys.excepthook(kind, error, trace)
 
 
+def code_of(leaving: SystemExit) -> int:
+    """The exit code as the interpreter would have it: what is no number is printed, and means 1."""
+    if leaving.code is None or isinstance(leaving.code, int):
+        return (leaving.code or 0) & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+def end(code: int) -> NoReturn:
+    """What an interpreter does at its end, but for taking torch apart.
+
+    That takes seconds, and prints pages: bindings count as leaked what the frozen collector has kept.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # joins the threads that are no daemons
+    atexit._run_exitfuncs()
+    streams = [thing for thing in gc.get_objects() if isinstance(thing, io.IOBase)]
+    for stream in streams:
+        if type(stream).__module__ not in ("_io", "io"):
+            with suppress(OSError, ValueError):
+                stream.close()  # an archive that was left open writes its end
+    for flush in (*(stream.flush for stream in streams), sys.stdout.flush, sys.stderr.flush):
+        with suppress(OSError, ValueError):
+            flush()
+    os._exit(code)
+
+
 def main() -> None:
     gc.disable()
     die_with(int(sys.argv[2]))
@@ -269,17 +298,16 @@ def main() -> None:
         settings, request, descriptors = serve(frames)
     except (EOFError, ConnectionError, BrokenPipeError):
         os._exit(0)  # the launcher has gone; our ranks go with us
-    zygote_main = sys.modules["__main__"]  # kept: its functions are running
     errors = become_rank(request, descriptors)
+    code = 0
     try:
         run(settings)
-    except SystemExit:
-        raise
+    except SystemExit as leaving:
+        code = code_of(leaving)
     except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this rank, as in any interpreter
         say_error(error, errors)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
-    finally:
-        del zygote_main
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    end(code)
 
 
 if __name__ == "__main__":
