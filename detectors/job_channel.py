@@ -37,6 +37,7 @@ class _Bad(msgspec.Struct, frozen=True):
 class _State(msgspec.Struct):
     told: dict[int, int] = {}  # the newest step each rank has told of
     bad: dict[int, list[_Bad]] = {}
+    measured: list[int] = []  # ranks that report gradient norms
     since: float | None = None
     done: bool = False
 
@@ -55,6 +56,8 @@ class JobChannel:
         if not message.steps:
             return
         state.told[message.rank] = max(state.told.get(message.rank, -1), *message.steps)
+        if GRADIENT in message.columns and message.rank not in state.measured:
+            state.measured.append(message.rank)
         for entry in message.non_finite:
             if entry.metric not in (LOSS, GRADIENT) or entry.index >= len(message.steps):
                 continue
@@ -113,6 +116,9 @@ class JobChannel:
             for rank, entries in sorted(self._state.bad.items())
             if any(entry.step == first for entry in entries)
         }
+        local = [rank for rank, entry in guilty.items() if entry.metric == GRADIENT]
+        if local and len(local) < len(self._state.measured):  # a loss may be averaged over ranks, this norm is not
+            guilty = {rank: guilty[rank] for rank in local}
         lead = min(guilty, key=lambda rank: (guilty[rank].at, rank))
         entry = guilty[lead]
         evidence = tuple(self._evidence(rank, bad, roster) for rank, bad in list(guilty.items())[:4])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,34 +11,23 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.clues import Clue, Condition, Place
-from detectors.ensemble import Ensemble, EnsembleConfig, EnsembleRefused
+from detectors.config import DetectorConfig
+from detectors.ensemble import Ensemble, EnsembleRefused
 from detectors.findings import condition_of
-from detectors.job_channel import JobChannel, JobChannelConfig
-from detectors.judge import Judge, JudgeConfig
-from detectors.liveness import LivenessConfig, exit_clue, look_for_hang, look_for_lost_node, node_suspect
+from detectors.job_channel import JobChannel
+from detectors.judge import Judge
+from detectors.liveness import exit_clue, look_for_hang, look_for_lost_node, node_suspect
 from detectors.log_book import LogBook
-from detectors.log_rules import LogRules
-from detectors.rank_channel import Finding, RankChannel, RankChannelConfig
+from detectors.log_rules import RuleBook
+from detectors.rank_channel import Finding, RankChannel
 from detectors.roster import Roster
-from detectors.steps import StepMatrix, StepsConfig
+from detectors.steps import StepMatrix
 from detectors.verdict import Verdict
-from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics, RankExited
+from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics, NodeHeartbeat, RankExited
 
 TICK_SECONDS = 0.25
 GAP_TICKS_MAX = 2400  # of a longer silence only the end is looked at
 STATE_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class DetectConfig:
-    """All thresholds of detection, each part's own."""
-
-    steps: StepsConfig = field(default_factory=StepsConfig)
-    rank: RankChannelConfig = field(default_factory=RankChannelConfig)
-    job: JobChannelConfig = field(default_factory=JobChannelConfig)
-    liveness: LivenessConfig = field(default_factory=LivenessConfig)
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
-    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
 
 
 class Counts(msgspec.Struct):
@@ -54,7 +43,7 @@ class Counts(msgspec.Struct):
 class _Attempt:
     """Everything known of one attempt; it dies with it."""
 
-    def __init__(self, job: str, roster: Roster, config: DetectConfig, rules: LogRules) -> None:
+    def __init__(self, job: str, roster: Roster, config: DetectorConfig, rules: RuleBook) -> None:
         self.roster = roster
         self.numbers = JobChannel(config.job)
         self.judge = Judge(job, roster.attempt, config.judge)
@@ -72,13 +61,13 @@ class JobDetector:
     def __init__(
         self,
         job: str,
-        config: DetectConfig | None = None,
-        rules: LogRules | None = None,
+        config: DetectorConfig | None = None,
+        rules: RuleBook | None = None,
         ensemble: Ensemble | None = None,
     ) -> None:
         self.job = job
-        self.config = config or DetectConfig()
-        self.rules = rules or LogRules.load()
+        self.config = config or DetectorConfig()
+        self.rules = rules or RuleBook.shipped()
         self.ensemble = ensemble or Ensemble(self.config.ensemble)
         self.counts = Counts()
         self._attempt: _Attempt | None = None
@@ -104,16 +93,17 @@ class JobDetector:
             notes.append(self.ensemble.reason)
         return tuple(notes)
 
-    def observe(self, message: Message, place: Place | None = None, *, late: bool = False) -> None:
+    def observe(self, message: Message, place: Place | None = None) -> None:
         """Take in one message. Ticks that lie before it happen first, so that no tick sees what comes after it."""
         if isinstance(message, FaultInjected) or message.job != self.job:
             return
         self.counts.messages += 1
-        self.counts.late += late
-        if not late:
-            self._run_ticks(message.at, before=True)
+        self.counts.late += self._tick is not None and message.at <= self._tick * TICK_SECONDS
+        self._run_ticks(message.at, before=True)
         if self._attempt is not None and message.attempt < self._attempt.roster.attempt:
             self.counts.older_attempts += 1
+            if isinstance(message, NodeHeartbeat):  # a launcher without ranks beats for no attempt, and lives
+                self._attempt.roster.beat(message, place)
             return
         if self._attempt is None or message.attempt > self._attempt.roster.attempt:
             self._begin_attempt(message)
@@ -169,10 +159,11 @@ class JobDetector:
     @classmethod
     def from_state(
         cls,
+        job: str,
+        config: DetectorConfig | None,
+        rules: RuleBook | None,
         state: dict[str, Any],
-        arrays: dict[str, npt.NDArray[Any]],
-        config: DetectConfig | None = None,
-        rules: LogRules | None = None,
+        arrays: Mapping[str, npt.NDArray[Any]],
     ) -> JobDetector:
         """A detector that goes on where `to_state` stopped. Raises ValueError for a state of another version."""
         if state.get("version") != STATE_VERSION:
@@ -180,7 +171,7 @@ class JobDetector:
                 f"this detection state has version {state.get('version')!r}, this program reads {STATE_VERSION}; "
                 "remove it, and detection starts from the stored offsets"
             )
-        detector = cls(state["job"], config, rules)
+        detector = cls(job, config, rules)
         detector.counts = msgspec.convert(state["counts"], Counts)
         detector._tick = state["tick"]
         try:
@@ -194,7 +185,7 @@ class JobDetector:
             detector._attempt = detector._restore(held, arrays)
         return detector
 
-    def _restore(self, held: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> _Attempt:
+    def _restore(self, held: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> _Attempt:
         config = self.config
         roster = msgspec.convert(held["roster"], Roster, strict=False)
         attempt = _Attempt(self.job, roster, config, self.rules)
@@ -262,7 +253,7 @@ class JobDetector:
             clues += [hang] if hang is not None else []
         lost = look_for_lost_node(now, roster, config)
         clues += [lost] if lost is not None else []
-        if clues or judge.fatal_open:
+        if clues or judge.fatal_open or judge.waiting:
             self._out += judge.hear(now, clues, roster, node_suspected=node_suspect(now, roster, config))
         for finding in findings:
             self._out += self._say(attempt, finding, now)
@@ -310,5 +301,5 @@ class JobDetector:
         return int(np.median(decades)) if decades else None
 
 
-def _part(arrays: dict[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+def _part(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -21,6 +21,7 @@ class JudgeConfig:
 
     root_wait_seconds: float = 3.0  # for a root after ends that only suffer, for an exit after a log line
     root_wait_max_seconds: float = 6.0  # while a node is suspected
+    sufferers_wait_seconds: float = 1.75  # before ends that only suffer are spoken of at all
     spread_seconds: float = 1.0  # after an exception: do all ranks have it?
     confirm_seconds: float = 120.0  # a confirmation may still change the class of a settled incident
     join_seconds: float = 3.0  # a second rank of the same node, lost the same way, makes it the node
@@ -32,7 +33,7 @@ class _Incident(msgspec.Struct):
     """A crash-class incident: everything that may explain it, and the verdict as it was last said."""
 
     verdict: Verdict
-    opened_at: float
+    opened_at: float  # when its first clue was heard
     clues: list[Clue]
     settled_at: float | None = None
     kind: str = ""
@@ -40,7 +41,8 @@ class _Incident(msgspec.Struct):
 
 class _State(msgspec.Struct):
     fatal: _Incident | None = None
-    kept: list[Clue] = []  # log lines that explain nothing yet
+    kept: list[Clue] = []  # log lines that explain nothing yet, ends of those who only suffer
+    waiting_since: float | None = None  # something has broken, and nobody has said why
     conditions: dict[str, Verdict] = {}
     ids: list[str] = []
     over: bool = False
@@ -71,6 +73,11 @@ class Judge:
         return self._state.fatal.opened_at
 
     @property
+    def waiting(self) -> bool:
+        """Something has broken, and it is not yet said."""
+        return self._state.waiting_since is not None
+
+    @property
     def over(self) -> bool:
         """The attempt's ranks are gone: nothing begins any more."""
         return self._state.over
@@ -94,11 +101,13 @@ class Judge:
             self._part(clue)
             if state.fatal is not None:
                 self._add(state.fatal, clue)
-            elif clue.kind == "log" and not clue.alone:
-                state.kept = [*state.kept[-(self.config.clues_max - 1) :], clue]
             else:
-                verdicts.append(self._open(now, clue, roster))
-        if state.fatal is not None:
+                state.kept = [*state.kept[-(self.config.clues_max - 1) :], clue]
+                if state.waiting_since is None and _breaks(clue):
+                    state.waiting_since = now
+        if state.fatal is None and state.waiting_since is not None and self._ripe(now, node_suspected):
+            verdicts.append(self._open(now, state.waiting_since, roster, node_suspected))
+        elif state.fatal is not None:
             verdicts += self._weigh(state.fatal, now, roster, node_suspected)
         return verdicts
 
@@ -181,11 +190,20 @@ class Judge:
         if len(fatal.clues) < self.config.clues_max:
             fatal.clues.append(clue)
 
-    def _open(self, now: float, clue: Clue, roster: Roster) -> Verdict:
+    def _ripe(self, now: float, node_suspected: bool) -> bool:
+        """A cause opens an incident at once. Sufferers alone wait a little: whoever acts on the first word should
+        not act on theirs while the launcher of a dead node is only just being missed."""
+        state, config = self._state, self.config
+        assert state.waiting_since is not None
+        if any(_breaks(clue) and clue.role == "root" for clue in state.kept):
+            return True
+        wait = config.root_wait_max_seconds if node_suspected else config.sufferers_wait_seconds
+        return now >= state.waiting_since + wait
+
+    def _open(self, now: float, since: float, roster: Roster, node_suspected: bool) -> Verdict:
         state = self._state
-        clues = [*state.kept, clue]
+        clues, state.kept, state.waiting_since = state.kept, [], None
         blame = choose(clues, roster)
-        state.kept = []
         verdict = Verdict(
             verdict_id=self._new_id(blame.lead.source.identity(self.job, self.attempt)), revision=0, job=self.job,
             attempt=self.attempt, fault_class=blame.fault_class, severity=blame.severity, settled=False,
@@ -193,9 +211,9 @@ class Judge:
             onset_step=blame.lead.step, first_bad_step=blame.lead.first_bad_step, advice=blame.advice,
             summary=blame.summary, evidence=blame.evidence[:EVIDENCE_MAX], detector=blame.detector,
         )  # fmt: skip
-        settled = self._settled(blame, now, now, roster, False)
+        settled = self._settled(blame, since, now, roster, node_suspected)
         verdict = msgspec.structs.replace(verdict, settled=settled)
-        state.fatal = _Incident(verdict, now, clues, now if settled else None, blame.lead.kind)
+        state.fatal = _Incident(verdict, since, clues, now if settled else None, blame.lead.kind)
         return verdict
 
     def _weigh(self, fatal: _Incident, now: float, roster: Roster, node_suspected: bool) -> list[Verdict]:
@@ -251,9 +269,12 @@ class Judge:
         self._state.kept = [
             clue
             for clue in self._state.kept
-            if now <= clue.at + self.config.confirm_seconds
+            if clue.kind != "log"
+            or now <= clue.at + self.config.confirm_seconds
             and (clue.rank is None or clue.step is None or roster.ranks[clue.rank].step < clue.step + 2)
         ]
+        if not any(_breaks(clue) for clue in self._state.kept):
+            self._state.waiting_since = None
 
     def _new_id(self, identity: str) -> str:
         """`identity`, made unlike every id of this attempt: two findings may begin in one message."""
@@ -263,6 +284,11 @@ class Judge:
             name = f"{identity}/{count}"
         self._state.ids.append(name)
         return name
+
+
+def _breaks(clue: Clue) -> bool:
+    """It means that something has broken; a line in a rank's output alone does not."""
+    return clue.kind != "log" or clue.alone
 
 
 def _revise(verdict: Verdict, now: float, **changes: Any) -> Verdict:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from detectors.clues import Clue, Place, Role, Source, source_of
-from detectors.log_rules import Hit, LogRules
+from detectors.log_rules import Hit, RuleBook
 from detectors.roster import NodeState, RankState, Roster
 from detectors.verdict import Culprit, Evidence, FaultClass
 from ingest.events import RankExited
@@ -18,6 +17,7 @@ ABORTED = int(signals.SIGABRT)  # libraries abort when a peer is gone: no cause 
 INTERRUPTED = int(signals.SIGINT)  # a person's Ctrl-C
 TEXT_CHARACTERS_MAX = 300
 COMMUNICATION_TYPES = ("DistNetworkError", "DistBackendError", "DistStoreError")
+START_FAILURE = "StartFailure"  # the launcher's word for a rank that could not be forked
 STOPPED = ("T", "t")
 
 
@@ -34,9 +34,8 @@ class LivenessConfig:
     node_silent_seconds: float = 5.0
     all_silent_seconds: float = 10.0
     startup_ceiling_seconds: float = 300.0
-    ceilings_seconds: Mapping[str, float] = field(
-        default_factory=lambda: {"train": 60.0, "collective": 60.0, "checkpoint": 600.0, "eval": 600.0, "warmup": 300.0}
-    )
+    ceiling_seconds: float = 60.0  # of no progress at all, in training
+    long_ceiling_seconds: float = 600.0  # while a rank checkpoints or evaluates
     ceiling_steps: float = 10.0  # times the median step, where that is more
     ceiling_longest: float = 3.0  # times the longest step so far, where that is more
 
@@ -100,7 +99,7 @@ def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Cl
         f" for {now - first.heard_at:.0f} s{'' if known else '; nobody else speaks either'}."
     )
     return Clue(
-        kind="node", role="root", fault_class="node_lost", at=first.heard_at, rank=None, node=first.node,
+        kind="node", advice=None if known else "notify", role="root", fault_class="node_lost", at=first.heard_at, rank=None, node=first.node,
         source=Source(
             rank=first.last.rank, node=first.node, topic=first.last.topic, sequence=first.last.sequence,
             partition=first.last.partition, offset=first.last.offset, silence=True,
@@ -119,10 +118,10 @@ def node_suspect(now: float, roster: Roster, config: LivenessConfig) -> bool:
     )
 
 
-def exit_clue(message: RankExited, place: Place | None, roster: Roster, rules: LogRules) -> Clue | None:
+def exit_clue(message: RankExited, place: Place | None, roster: Roster, rules: RuleBook) -> Clue | None:
     """What one rank's exit says about the cause; None where it is no fault of anybody."""
     rank = roster.ranks[message.rank]
-    interrupted = message.signal == INTERRUPTED or (message.error is not None and message.error.type == "KeyboardInterrupt")
+    interrupted = message.signal == INTERRUPTED or (message.error is not None and _bare(message.error.type) == "KeyboardInterrupt")
     if message.stopped_by_launcher or rank.finished or message.exit_code == 0 or interrupted:
         return None
     where = f"Rank {message.rank} on {message.node}"
@@ -145,17 +144,19 @@ def exit_clue(message: RankExited, place: Place | None, roster: Roster, rules: L
     return _exit(message, place, rank, "root", fault_class, text, f"{where} ended{step} with {line}", hit=hit)
 
 
-def _why(message: RankExited, rules: LogRules) -> tuple[Role, FaultClass, Hit | None, str]:
+def _why(message: RankExited, rules: RuleBook) -> tuple[Role, FaultClass, Hit | None, str]:
     """(role, class, rule hit, the line to show) of an exit with a code: the exception first, then the last lines."""
     error = message.error
     told = f"{error.type}: {error.text}" if error is not None else ""
     last = told.split("\n")[0][:TEXT_CHARACTERS_MAX]
     if error is not None:
+        if error.type == START_FAILURE:
+            return "root", "start_failure", None, last
         hits = rules.match_record(told)
         root = next((hit for hit in hits if hit.rule.role == "root" and hit.rule.fault_class != "warning"), None)
         if root is not None:
             return "root", root.rule.fault_class, root, last
-        if error.type.rsplit(".", 1)[-1] in COMMUNICATION_TYPES or any(
+        if _bare(error.type) in COMMUNICATION_TYPES or any(
             hit.rule.role == "cascade" and hit.rule.fault_class != "storage_error" for hit in hits
         ):
             return "cascade", "unknown", None, last
@@ -168,6 +169,11 @@ def _why(message: RankExited, rules: LogRules) -> tuple[Role, FaultClass, Hit | 
     if cascade is not None:
         return "cascade", "unknown", None, cascade.line[:TEXT_CHARACTERS_MAX]
     return "weak", "unknown", None, ""
+
+
+def _bare(name: str) -> str:
+    """An exception's name without its module."""
+    return name.rsplit(".", 1)[-1]
 
 
 def _exit(
@@ -225,8 +231,14 @@ def _odd(live: list[RankState]) -> list[RankState]:
 
 def _ceiling(live: list[RankState], roster: Roster, config: LivenessConfig) -> float:
     """The longest that any rank's phase may stand still."""
-    longest = max(config.ceilings_seconds.get(rank.phase, config.startup_ceiling_seconds) for rank in live)
-    return max(longest, config.ceiling_steps * roster.median_step, config.ceiling_longest * roster.longest_step)
+    seconds = max(_ceiling_of(rank.phase, config) for rank in live)
+    return max(seconds, config.ceiling_steps * roster.median_step, config.ceiling_longest * roster.longest_step)
+
+
+def _ceiling_of(phase: str, config: LivenessConfig) -> float:
+    if phase in ("train", "collective"):
+        return config.ceiling_seconds
+    return config.long_ceiling_seconds if phase in ("checkpoint", "eval") else config.startup_ceiling_seconds
 
 
 def _startup(now: float, roster: Roster, live: list[RankState], config: LivenessConfig) -> Clue:
@@ -243,7 +255,7 @@ def _hang(now: float, roster: Roster, ranks: list[RankState], how: str, *, settl
     source = Source(
         rank=witness.rank, node=witness.node, topic=last.topic if last else "metrics",
         sequence=last.sequence if last else -1, partition=last.partition if last else None,
-        offset=last.offset if last else None, silence=True,
+        offset=last.offset if last else None, silence=how != "stopped",
     )  # fmt: skip
     evidence = tuple(_hang_evidence(now, roster, rank, how) for rank in (ranks or [witness])[:4])
     confidence = {"stopped": 1.0, "silent": 0.95, "odd": 0.7}.get(how, 1.0)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from detectors.clues import Clue, Condition, Place, Role, source_of
-from detectors.log_rules import Hit, LogRules
+from detectors.log_rules import Hit, RuleBook
 from detectors.roster import Roster
 from detectors.verdict import Culprit, Evidence
 from ingest.events import Logs
@@ -27,7 +27,7 @@ class _State(msgspec.Struct):
 class LogBook:
     """Reads one attempt's log messages."""
 
-    def __init__(self, rules: LogRules) -> None:
+    def __init__(self, rules: RuleBook) -> None:
         self.rules = rules
         self._state = _State()
 
@@ -61,7 +61,7 @@ class LogBook:
         return built
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], rules: LogRules) -> LogBook:
+    def from_state(cls, state: dict[str, Any], rules: RuleBook) -> LogBook:
         book = cls(rules)
         book._state = msgspec.convert(state, _State)
         return book

@@ -77,7 +77,7 @@ def strip_prefixes(line: str) -> str:
     return PREFIXES.sub("", ANSI.sub("", line[:LINE_CHARACTERS_MAX]))
 
 
-class LogRules:
+class RuleBook:
     """The catalogue, compiled: the earlier rule wins where two match one line."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
@@ -89,9 +89,13 @@ class LogRules:
         self._nan = self.by_id.get("nan")
 
     @classmethod
-    def load(cls, folder: Path | None = None) -> LogRules:
-        """The rules of `folder`, or the ones that come with Transom; files in the order of their names."""
-        root: Traversable = resources.files("detectors") / "rules" if folder is None else folder
+    def shipped(cls) -> RuleBook:
+        """The rules that come with Transom."""
+        return cls.load(resources.files("detectors") / "rules")
+
+    @classmethod
+    def load(cls, root: Path | Traversable) -> RuleBook:
+        """The rules of a folder, files in the order of their names. Raises RuleError."""
         rules: list[Rule] = []
         for entry in sorted(root.iterdir(), key=lambda item: item.name):
             if not entry.name.endswith(".toml"):

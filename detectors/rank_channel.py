@@ -239,7 +239,7 @@ class RankChannel:
         calm_below = config.slow_from_start_excess / 2 if cold else config.excess_close
         for index, rank in enumerate(self.ranks):
             found += self._hysteresis(
-                matrix, "straggler", str(rank), index, self._out[recent, index], needed,
+                matrix, "straggler", str(rank), index, np.asarray(self._out[recent, index]), needed,
                 calm=bool(self._excess[-1, index] < calm_below), count_calm=count_calm,
             )  # fmt: skip
             found += self._hysteresis(

@@ -88,9 +88,7 @@ class Roster(msgspec.Struct, kw_only=True):
             return
         source = source_of(message, place)
         if isinstance(message, NodeHeartbeat):
-            node = self.node(message.node)
-            if node.heard_at is None or message.at >= node.heard_at:
-                node.heard_at, node.last = message.at, source
+            self.beat(message, place)
         elif isinstance(message, AttemptEnded):
             self.node(message.node).ended = True
             self.outcome = self.outcome or message.outcome
@@ -111,6 +109,12 @@ class Roster(msgspec.Struct, kw_only=True):
             rank.exited_at, rank.exit_code, rank.signal = message.at, message.exit_code, message.signal
             rank.stopped_by_launcher, rank.error, rank.stalled = message.stopped_by_launcher, message.error, ""
             self.last_exit_at = max(self.last_exit_at or message.at, message.at)
+
+    def beat(self, message: NodeHeartbeat, place: Place | None) -> None:
+        """A launcher lives, whatever attempt it speaks of."""
+        node = self.node(message.node)
+        if node.heard_at is None or message.at >= node.heard_at:
+            node.heard_at, node.last = message.at, source_of(message, place)
 
     def node(self, name: str) -> NodeState:
         return self.nodes.setdefault(name, NodeState(node=name))

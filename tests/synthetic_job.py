@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from detectors.clues import TOPIC_OF, Place
-from detectors.job_detector import DetectConfig, JobDetector
+from detectors.config import DetectorConfig
+from detectors.job_detector import JobDetector
 from detectors.merge import Merge
 from detectors.verdict import Verdict
 from ingest.events import (
@@ -304,7 +305,7 @@ def with_places(messages: Sequence[Message]) -> list[tuple[Message, Place]]:
     return out
 
 
-def detect(messages: Sequence[Message], config: DetectConfig | None = None, *, until: float | None = None) -> list[Verdict]:
+def detect(messages: Sequence[Message], config: DetectorConfig | None = None, *, until: float | None = None) -> list[Verdict]:
     """All verdicts of a list of messages that arrive in the order given, through the merge."""
     detector, merge = JobDetector(messages[0].job, config), Merge()
     verdicts: list[Verdict] = []
@@ -317,5 +318,5 @@ def detect(messages: Sequence[Message], config: DetectConfig | None = None, *, u
 
 def drain(merge: Merge, detector: JobDetector) -> list[Verdict]:
     for merged in merge.take():
-        detector.observe(merged.message, merged.place, late=merged.late)
+        detector.observe(merged.message, merged.place)
     return detector.advance(merge.watermark)

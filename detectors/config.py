@@ -1,0 +1,26 @@
+"""All thresholds of detection in one frozen value; each part owns its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from detectors.ensemble import EnsembleConfig
+from detectors.job_channel import JobChannelConfig
+from detectors.judge import JudgeConfig
+from detectors.liveness import LivenessConfig
+from detectors.merge import MergeConfig
+from detectors.rank_channel import RankChannelConfig
+from detectors.steps import StepsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorConfig:
+    """The default is what was measured on a small machine; `dataclasses.replace` changes a part."""
+
+    merge: MergeConfig = field(default_factory=MergeConfig)
+    steps: StepsConfig = field(default_factory=StepsConfig)
+    rank: RankChannelConfig = field(default_factory=RankChannelConfig)
+    job: JobChannelConfig = field(default_factory=JobChannelConfig)
+    liveness: LivenessConfig = field(default_factory=LivenessConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
