@@ -54,6 +54,14 @@ class SimulatedBackend(MemoryBackend):
         with self._file():
             super().end_rank(job, rank, exit_code=exit_code, signal=signal)
 
+    def stall_rank(self, job: str, rank: int) -> None:
+        with self._file():
+            super().stall_rank(job, rank)
+
+    def lose_node(self, job: str, node: str) -> None:
+        with self._file():
+            super().lose_node(job, node)
+
     def close_gate(self, gate: Gate) -> None:
         """Calls wait at this place from now on."""
         (self._folder / f"gate-{gate}").touch()
