@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -29,6 +30,7 @@ from .shapes import (
 )
 
 try:
+    import httpcore
     import httpx
 except ImportError as error:  # pragma: no cover - the message itself is tested in a process of its own
     raise ImportError(
@@ -65,6 +67,29 @@ class _Error(msgspec.Struct):
     error: str
 
 
+class _UnixBackend(httpcore.SyncBackend):
+    """httpcore leaves the socket of a refused connection to the garbage collector; this one closes it."""
+
+    def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.NetworkStream:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+            knock.settimeout(timeout)
+            try:
+                knock.connect(path)
+            except OSError as error:
+                raise httpcore.ConnectError(error.strerror or str(error)) from error
+        return super().connect_unix_socket(path, timeout, socket_options)
+
+
+class _UnixTransport(httpx.HTTPTransport):
+    """httpx over one Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(uds=path, verify=False)  # no TLS here, so no second spent on certificates
+        self._pool = httpcore.ConnectionPool(uds=path, network_backend=_UnixBackend())
+
+
 class LedgerClient:
     """A LedgerReader over a Unix socket (a path) or TCP (an http:// address and a token), for any thread."""
 
@@ -80,7 +105,7 @@ class LedgerClient:
         else:
             self._http = httpx.Client(
                 base_url="http://ledger",
-                transport=httpx.HTTPTransport(uds=text),
+                transport=_UnixTransport(text),
                 headers=headers,
                 timeout=timeout,
                 trust_env=False,
