@@ -1,4 +1,4 @@
-"""Starts the Streamlit console as a process of its own: on this machine only, unless a token says otherwise."""
+"""Starts the Streamlit console as its own process: for this machine only, unless a token says otherwise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ConsoleRefused(StatedError):
 
 @dataclass(frozen=True, slots=True)
 class ConsolePlan:
-    """How to start the console; `command` is complete in itself: no variable of ours needs to be set for it."""
+    """How to start the console; `command` is complete in itself, no variable is needed for it."""
 
     url: str
     host: str
@@ -51,17 +51,17 @@ def plan_console(
     open_to_others: bool = False,
     login_token_file: Path | None = None,
 ) -> ConsolePlan:
-    """The plan for a console over the ledger at this address: a Unix socket's path, or an http:// URL with its token.
+    """A console over the ledger at this address: a Unix socket's path, or an http:// URL with its token.
 
-    Raises ConsoleRefused: Streamlit is missing, the port is taken, or the address is not this machine's alone and
-    `open_to_others` and a file with a login token were not both given.
+    Raises ConsoleRefused: Streamlit is missing, the port is taken, or the address is not this machine's alone
+    and `open_to_others` and a file with a login token were not both given.
     """
     if not has_streamlit():
         raise ConsoleRefused("the console needs Streamlit: pip install 'transom[ui]'")
     if not is_loopback(settings.host):
         if not open_to_others:
             raise ConsoleRefused(
-                f"{settings.host} is not this machine's own address: whoever reaches it could approve restarts; "
+                f"{settings.host} is not this machine's own address; whoever reaches it could approve restarts: "
                 "use 127.0.0.1 and a tunnel, or pass --open-to-others with --token-file"
             )
         if login_token_file is None:
@@ -113,7 +113,7 @@ def console_address(settings: Settings, places: Places) -> str:
 
 
 def streamlit_flags(host: str, port: int) -> tuple[str, ...]:
-    """What Streamlit is told: where, no statistics to anybody, no file watcher, no e-mail prompt, our theme."""
+    """What Streamlit is told: where to listen, no statistics, no file watcher, no prompt, our theme."""
     flags = {
         "server.address": host,
         "server.port": str(port),
@@ -146,7 +146,7 @@ def is_loopback(host: str) -> bool:
 
 
 def free_port(host: str, port: int) -> int:
-    """`port` if it can be had, any free one for 0. Raises ConsoleRefused where it is taken or not ours to take."""
+    """`port` if it can be had, any free one for 0. Raises ConsoleRefused where it is taken or not ours."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.create_server((host, port), family=family) as probe:
@@ -181,7 +181,7 @@ def wait_ready(plan: ConsolePlan, clock: Clock, seconds_max: float = READY_SECON
 
 
 def child_environ(given: Mapping[str, str], arguments: argparse.Namespace) -> dict[str, str]:
-    """The environment of the Streamlit process: where the ledger is, and the tokens, which no command line shows."""
+    """The environment of Streamlit: where the ledger is, and the tokens, which no command line shows."""
     remote = arguments.ledger.startswith(("http://", "https://"))
     own = {
         "TRANSOM_API_URL": arguments.ledger if remote else "",

@@ -147,7 +147,7 @@ class SimulatedLedger:
             if (
                 "nan" in self.faults
                 and rank == 0
-                and TIMING["nan"][0] - 0.9 < offset <= TIMING["nan"][0] + 2.0
+                and TIMING["nan"][0] - 0.05 < offset <= TIMING["nan"][0] + 2.0
             ):
                 return None
             return 3.1 * math.exp(-step / 700.0) + 1.4 + dice.gauss(0.0, 0.03)

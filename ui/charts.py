@@ -117,14 +117,15 @@ def step_time_chart(
             "axisLabel": {"formatter": "{HH}:{mm}:{ss}", "hideOverlap": True},
         },
         "yAxis": {
-            "type": "value", "min": 0, "splitNumber": 3, "axisLabel": {"formatter": f"{{value}} {unit}".rstrip()},
+            "type": "value", "min": 0, "splitNumber": 3,
+            "axisLabel": {"formatter": f"{{value}} {unit}".rstrip()},
         },
         "series": lines,
     }  # fmt: skip
 
 
 def ranks_shown(series: Series, culprits: frozenset[int], chosen: Sequence[int]) -> tuple[int, ...]:
-    """Ranks that get a line: those chosen; else the culprits and the farthest from the median. Culprits last."""
+    """Ranks with a line: those chosen; else the culprits and the farthest from the median. Culprits last."""
     present = sorted(_by_rank(series))
     wanted = [rank for rank in present if rank in chosen]
     if not chosen:
@@ -311,8 +312,12 @@ def _marks_series(spans: Sequence[Span], marks: Sequence[Mark], last: float | No
     areas = [
         [
             {
-                "xAxis": _ms(span.start), "name": span.label, "itemStyle": {"color": span.colour, "opacity": 0.13},
-                "label": {"show": bool(span.label), "position": "insideTop", "color": span.colour, "fontSize": 11},
+                "xAxis": _ms(span.start), "name": span.label,
+                "itemStyle": {"color": span.colour, "opacity": 0.13},
+                "label": {
+                    "show": bool(span.label), "position": "insideBottom", "color": span.colour,
+                    "fontSize": 11,
+                },
             },
             {"xAxis": _ms(span.end if span.end is not None else last or span.start)},
         ]

@@ -31,37 +31,30 @@ def chip(severity: str) -> str:
     mark = SEVERITY_MARKS.get(severity, "○")
     meaning = escape(SEVERITY_MEANINGS.get(severity, ""))
     known = severity if severity in SEVERITY_MARKS else "info"
-    return f'<span class="t-chip t-{known}" title="{meaning}"><i aria-hidden="true">{mark}</i>{escape(severity)}</span>'
+    sign = f'<i aria-hidden="true">{mark}</i>'
+    return f'<span class="t-chip t-{known}" title="{meaning}">{sign}{escape(severity)}</span>'
 
 
 def tag(text: str, *, strong: bool = False) -> str:
     return f'<span class="t-tag{" t-strong" if strong else ""}">{escape(text)}</span>'
 
 
-def incident_head(row: IncidentView, now: float, zone: tzinfo | None) -> str:
+def incident_head(row: IncidentView, now: float, zone: tzinfo | None, *, small: bool = False) -> str:
     """The sentence that says what happened, and under it how bad, who, where and when."""
-    tags = [
-        chip(row.severity),
-        tag(class_words(row.fault_class), strong=True),
-        tag(state_words(row.state, row.status)),
-    ]
+    tags = [chip(row.severity), tag(class_words(row.fault_class), strong=True)]
+    tags.append(tag(state_words(row.state, row.status)))
     tags.append(tag("settled" if row.settled else "more evidence is awaited"))
     if row.acknowledged_by:
         tags.append(tag(f"✓ acknowledged by {row.acknowledged_by}"))
     if row.feedback:
         tags.append(tag(f"verdict judged: {row.feedback.replace('_', ' ')}"))
-    meta = " · ".join(
-        (
-            f"job {row.job}, attempt {row.attempt}",
-            f"began {clock_words(onset(row), zone, day=True)} ({age_words(onset(row), now)})",
-            f"{row.victims} rank{'s' if row.victims != 1 else ''} suffered with it"
-            if row.victims
-            else "nobody else suffered",
-        )
-    )
+    meta = f"job {row.job}, attempt {row.attempt} · began {clock_words(onset(row), zone, day=True)}"
+    meta += f" ({age_words(onset(row), now)})"
+    if row.victims:
+        meta += f" · {row.victims} rank{'s' if row.victims != 1 else ''} suffered with it"
     return (
-        f'<h1 class="t-sentence">{escape(row.summary)}</h1><div class="t-tags">{"".join(tags)}</div>'
-        f'<p class="t-meta">{escape(meta)}</p>'
+        f'<h1 class="t-sentence{" t-small" if small else ""}">{escape(row.summary)}</h1>'
+        f'<div class="t-tags">{"".join(tags)}</div><p class="t-meta">{escape(meta)}</p>'
     )
 
 
@@ -94,12 +87,14 @@ def timeline_strip(moments: Sequence[Moment], zone: tzinfo | None, now: float, *
             else ""
         )
         cells.append(
-            f'<li title="{escape(clock_words(moment.at, zone, day=True))}">{since}<b>{escape(moment.label)}</b>'
+            f'<li title="{escape(clock_words(moment.at, zone, day=True))}">{since}'
+            f"<b>{escape(moment.label)}</b>"
             f"<time>{precise_clock(moment.at)}</time><small>{escape(moment.text)}</small></li>"
         )
     if going_on and moments:
+        so_far = seconds_words(max(0.0, now - moments[-1].at))
         cells.append(
-            f'<li class="t-now"><span class="t-gap">{escape(seconds_words(max(0.0, now - moments[-1].at)))} so far</span>'
+            f'<li class="t-now"><span class="t-gap">{escape(so_far)} so far</span>'
             f"<b>Now</b><time>{precise_clock(now)}</time><small>not over yet</small></li>"
         )
     return f'<ol class="t-timeline" aria-label="timeline, UTC">{"".join(cells)}</ol>'
@@ -146,7 +141,8 @@ def log_lines(lines: Sequence[LogRow], onset_at: float) -> str:
         who = f"rank {line.rank}" if line.rank is not None and line.rank >= 0 else line.node or ""
         text = line.text if len(line.text) <= LOG_TEXT_MAX else line.text[:LOG_TEXT_MAX] + " …"
         rows.append(
-            f'<li class="{"t-trouble" if trouble else ""}"><span class="t-sign">{"!" if trouble else ""}</span>'
+            f'<li class="{"t-trouble" if trouble else ""}">'
+            f'<span class="t-sign">{"!" if trouble else ""}</span>'
             f"<time>{_offset(line.event_at - onset_at)}</time><span>{escape(who)}</span>"
             f"<span>{escape(line.stream)}</span><code>{escape(text)}</code></li>"
         )
@@ -167,3 +163,9 @@ def empty(title: str, text: str, command: str = "") -> str:
 
 def _offset(seconds: float) -> str:
     return f"{'+' if seconds >= 0 else '−'}{abs(seconds):.2f} s"
+
+
+def no_incident(job: str = "JOB") -> str:
+    """The place of the incidents while there are none."""
+    words = "To see one, break a job that was started with --allow-inject:"
+    return empty("No incident so far", words, f"transom inject kill --job {job} --rank 2")

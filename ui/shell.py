@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import tzinfo
+from html import escape
 from pathlib import Path
+from typing import TypeVar
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -23,6 +25,7 @@ QUIET_REFRESH_SECONDS = 10.0  # where nothing is going on any more
 CONFIG = Path(__file__).parent / "config"
 STYLE = CONFIG / "console.css"
 CLOCK = SystemClock()
+Choice = TypeVar("Choice", str, int)
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
@@ -48,11 +51,11 @@ def style() -> None:
 
 def heading(text: str) -> None:
     """A small section head."""
-    st.html(f'<h2 class="t-h">{text}</h2>')
+    st.html(f'<h2 class="t-h">{escape(text)}</h2>')
 
 
 def top_bar(title: str) -> bool:
-    """The page's title and the live toggle, which is kept in the URL; whether the page refreshes by itself."""
+    """The page's title and the live toggle, which is kept in the URL; whether the page refreshes itself."""
     left, right = st.columns([6, 1], vertical_alignment="center")
     if title:
         left.markdown(f"## {title}")
@@ -65,8 +68,56 @@ def live_toggle(place: DeltaGenerator) -> bool:
         return bool(st.toggle("Live", value=True, key="live", bind="query-params"))
 
 
+def url_choices(
+    label: str,
+    options: Sequence[Choice],
+    *,
+    key: str,
+    hint: str,
+    words: Callable[[Choice], str],
+    hide_label: bool = False,
+) -> tuple[Choice, ...]:
+    """Several of `options`, kept in the URL by their own names (a bound widget would write what it shows)."""
+    in_url = st.query_params.get_all(key)
+    if key not in st.session_state:
+        st.session_state[key] = [option for option in options if str(option) in in_url]
+    chosen = st.multiselect(
+        label, options, key=key, placeholder=hint, format_func=words,
+        label_visibility="collapsed" if hide_label else "visible",
+    )  # fmt: skip
+    names = [str(option) for option in chosen]
+    if names and names != in_url:
+        st.query_params[key] = names
+    elif not names and in_url:
+        del st.query_params[key]
+    return tuple(chosen)
+
+
+def url_choice(
+    label: str,
+    options: Sequence[str],
+    *,
+    key: str,
+    words: Callable[[str], str] = str,
+    hide_label: bool = False,
+) -> str:
+    """One of `options`, kept in the URL by its own name; the first where the URL names none of them."""
+    in_url = st.query_params.get(key, "")
+    if st.session_state.get(key) not in options:
+        st.session_state[key] = in_url if in_url in options else options[0]
+    chosen = st.selectbox(
+        label, options, key=key, format_func=words, label_visibility="collapsed" if hide_label else "visible"
+    )
+    name = chosen if chosen is not None else options[0]
+    if name != options[0] and name != in_url:
+        st.query_params[key] = name
+    elif name == options[0] and in_url:
+        del st.query_params[key]
+    return name
+
+
 def login_needed(token: str) -> bool:
-    """Ask for the token where the console listens to more than this machine; True while it has not been given."""
+    """Ask for the token where others can reach the console; True while it has not been given."""
     if not token or st.session_state.get("let_in"):
         return False
     st.title("Transom console")
@@ -81,7 +132,7 @@ def login_needed(token: str) -> bool:
 
 
 def refreshed(draw: Callable[[Ledger, float], None], *, live: bool, seconds: float = REFRESH_SECONDS) -> None:
-    """Draw a page's changing part, again and again while `live`; the ledger's trouble is a sentence, no traceback."""
+    """Draw a page's changing part, again and again while `live`; trouble is a sentence, no traceback."""
 
     def once() -> None:
         now = CLOCK.now()

@@ -1,4 +1,4 @@
-"""The console's one way to the ledger: its address, typed reads, and the last good answers while it is away."""
+"""The console's one way to the ledger: its address, typed reads, the last good answers while it is away."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LedgerAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the record service answers (a Unix socket, or a URL with its token), and the console's own token."""
+    """Where the record service answers (a Unix socket, or a URL with its token); the console's own token."""
 
     socket: str = ""
     url: str = ""
@@ -95,9 +95,7 @@ class Ledger:
         page = self._ask(
             ("incidents", job), lambda: self._reader.incidents(job=job or None, limit=INCIDENTS_MAX)
         )
-        return tuple(
-            sorted(page.incidents, key=lambda row: (row.onset_at or row.opened_at, row.seq), reverse=True)
-        )
+        return tuple(sorted(page.incidents, key=lambda row: (onset(row), row.seq), reverse=True))
 
     def story(self, incident_id: str) -> IncidentStory:
         """Everything about one incident. Raises NotInLedger."""

@@ -33,10 +33,11 @@ from ui.words import (
 STALE_SECONDS = 10.0
 NEWEST_INCIDENTS_MAX = 6
 LOG_BEFORE_SECONDS = 10.0
+LOG_LINES_BEFORE_MAX = 8  # shown before the onset, so that the onset is in sight
 LOG_AFTER_SECONDS = 12.0
 ERROR_LINE = re.compile(
-    r"error|exception|traceback|fatal|\bxid\b|abort|killed|sig(?:kill|segv|bus)|\bnan\b|out of memory|watchdog|panic"
-    r"|timed? ?out",
+    r"error|exception|traceback|fatal|\bxid\b|abort|killed|sig(?:kill|segv|bus)|\bnan\b|out of memory"
+    r"|watchdog|panic|timed? ?out",
     re.IGNORECASE,
 )
 
@@ -270,7 +271,7 @@ def steps_lost(row: IncidentView) -> int | None:
 
 
 def evidence_metrics(story: IncidentStory, present: Sequence[str] = ()) -> list[str]:
-    """Metrics to offer for the chart: the evidence's own first, then ours, then whatever else the job reports."""
+    """Metrics to offer for the chart: the evidence's own first, then ours, then what else the job reports."""
     named = [row.metric for row in latest_evidence(story) if row.metric]
     if not named and story.incident.fault_class in {"nan", "numeric"}:
         named = ["train.loss"]
@@ -335,6 +336,24 @@ def attempt_rows(starts: Sequence[Start]) -> tuple[tuple[str, ...], ...]:
         )
         for start in reversed(starts)
     )
+
+
+def around_onset(lines: Sequence[LogRow], row: IncidentView) -> tuple[LogRow, ...]:
+    """The log lines to show: the culprits' where they are known; a few before the onset, all after it."""
+    ranks = culprit_ranks(row)
+    nodes = {culprit.node for culprit in row.culprits if culprit.rank is None}
+    mine = (
+        [line for line in lines if line.rank in ranks or line.node in nodes]
+        if ranks or nodes
+        else list(lines)
+    )
+    before = [line for line in mine if line.event_at < onset(row)][-LOG_LINES_BEFORE_MAX:]
+    return (*before, *(line for line in mine if line.event_at >= onset(row)))
+
+
+def log_owner(row: IncidentView) -> str:
+    """Whose log lines those are."""
+    return culprit_words(pairs(row)) if row.culprits else "all ranks"
 
 
 def is_error_line(line: LogRow) -> bool:

@@ -96,13 +96,14 @@ def _series(source: Ledger, story: IncidentStory, moments: tuple[timeline.Moment
 
 def _log(source: Ledger, story: IncidentStory) -> None:
     row = story.incident
-    ranks = sorted(views.culprit_ranks(row))
-    rank = ranks[0] if ranks else None
     began = views.onset(row)
+    ranks = views.culprit_ranks(row)
+    rank = next(iter(ranks)) if len(ranks) == 1 and len(row.culprits) == 1 else None
     lines = source.logs(row.job, rank, began - views.LOG_BEFORE_SECONDS, began + views.LOG_AFTER_SECONDS)
-    shell.heading(f"Log of {f'rank {rank}' if rank is not None else 'all ranks'} around the onset")
-    if lines:
-        st.html(markup.log_lines(lines, began))
+    shown = views.around_onset(lines, row)
+    shell.heading(f"Log of {views.log_owner(row)} around the onset")
+    if shown:
+        st.html(markup.log_lines(shown, began))
     else:
         st.caption("Nothing was printed in those seconds.")
 
@@ -113,20 +114,15 @@ def choices(source: Ledger, story: IncidentStory) -> tuple[str, tuple[int, ...]]
     head, left, right = st.columns([1, 1.2, 2], vertical_alignment="center")
     with head:
         shell.heading("By rank")
-    metric = left.selectbox(
-        "Metric",
-        offered,
-        key="metric",
-        bind="query-params",
-        format_func=metric_words,
-        label_visibility="collapsed",
-    )
+    with left:
+        metric = shell.url_choice("Metric", offered, key="metric", words=metric_words, hide_label=True)
     size = next((job.world_size for job in source.jobs() if job.job == story.incident.job), 0)
-    ranks = right.multiselect(
-        "Ranks", list(range(size)), key="ranks", bind="query-params", label_visibility="collapsed",
-        placeholder="ranks: the culprits and the farthest of the rest",
-    )  # fmt: skip
-    return metric or offered[0], tuple(ranks)
+    with right:
+        ranks = shell.url_choices(
+            "Ranks", range(size), key="ranks", hint="ranks: the culprits and the farthest of the rest",
+            words=str, hide_label=True,
+        )  # fmt: skip
+    return metric, ranks
 
 
 def respond(source: Ledger, story: IncidentStory) -> None:

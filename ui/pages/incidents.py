@@ -21,36 +21,30 @@ def filters() -> views.Filters:
         rows = shell.ledger().incidents()
     except LedgerAway:
         rows = ()
-    in_url = st.query_params.get_all("job")
-    jobs = list(dict.fromkeys([*(row.job for row in rows), *in_url]))
+    jobs = list(dict.fromkeys([*(row.job for row in rows), *st.query_params.get_all("job")]))
     first, second, third, fourth = st.columns(4)
     with first:
-        chosen_jobs = st.multiselect("Job", jobs, key="job", bind="query-params", placeholder="all jobs")
+        chosen_jobs = shell.url_choices("Job", jobs, key="job", hint="all jobs", words=str)
     with second:
-        severities = st.multiselect(
-            "Severity", SEVERITIES, key="severity", bind="query-params", placeholder="all severities",
-            format_func=severity_words,
-        )  # fmt: skip
-    with third:
-        classes = st.multiselect(
-            "Class", views.class_options(rows), key="class", bind="query-params", placeholder="all classes",
-            format_func=class_words,
-        )  # fmt: skip
-    with fourth:
-        states = st.multiselect(
-            "State", ["open", "closed"], key="state", bind="query-params", placeholder="open and closed"
+        severities = shell.url_choices(
+            "Severity", SEVERITIES, key="severity", hint="all severities", words=severity_words
         )
-    return views.Filters(tuple(chosen_jobs), tuple(severities), tuple(classes), tuple(states))
+    with third:
+        classes = shell.url_choices(
+            "Class", views.class_options(rows), key="class", hint="all classes", words=class_words
+        )
+    with fourth:
+        states = shell.url_choices(
+            "State", ("open", "closed"), key="state", hint="open and closed", words=str
+        )
+    return views.Filters(chosen_jobs, severities, classes, states)
 
 
 def table(source: Ledger, now: float, chosen: views.Filters) -> None:
     everything = source.incidents()
     rows = views.narrowed(everything, chosen)
     if not everything:
-        st.html(
-            markup.empty("No incident so far", "To see one, break a job that was started with --allow-inject:",
-                         "transom inject kill --rank 2")
-        )  # fmt: skip
+        st.html(markup.no_incident())
         return
     if not rows:
         st.html(
@@ -61,8 +55,8 @@ def table(source: Ledger, now: float, chosen: views.Filters) -> None:
         return
     wanted = st.query_params.get("selected", "")
     ids = [row.incident_id for row in rows]
-    # A table's selection is by row number: a new incident above would move it. So the widget is a new one whenever
-    # the rows change, and takes its selection from the id in the URL.
+    # A table's selection is by row number: a new incident above would move it. So the widget is a new one
+    # whenever the rows change, and takes its selection from the id in the URL.
     key = "incidents-" + hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
     at = [ids.index(wanted)] if wanted in ids else []
     state = st.dataframe(
@@ -75,7 +69,8 @@ def table(source: Ledger, now: float, chosen: views.Filters) -> None:
         height="content" if len(rows) <= ROWS_SHOWN_MAX else 38 + 35 * ROWS_SHOWN_MAX,
         column_config={
             "Severity": st.column_config.MultiselectColumn(
-                options=[severity_words(name) for name in SEVERITIES], color=[COLOURS[name] for name in SEVERITIES],
+                options=[severity_words(name) for name in SEVERITIES],
+                color=[COLOURS[name] for name in SEVERITIES],
                 width=110,
             ),
             "What happened": st.column_config.TextColumn(width="large"),
@@ -111,7 +106,7 @@ def preview(source: Ledger, row: IncidentView, now: float) -> None:
     """The selected incident in short, with what can be done."""
     with st.container(border=True):
         left, right = st.columns([2.4, 1], gap="large")
-        left.html(markup.incident_head(row, now, shell.zone()))
+        left.html(markup.incident_head(row, now, shell.zone(), small=True))
         left.page_link(
             "pages/incident.py",
             label="Open: series, log, evidence, actions",

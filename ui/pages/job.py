@@ -8,7 +8,7 @@ from ui import charts, markup, shell, timeline, views
 from ui.source import Ledger, LedgerAway
 from ui.words import METRICS, metric_words
 
-WINDOWS = {"5 min": 300.0, "15 min": 900.0, "1 h": 3_600.0, "all": None}
+WINDOWS = {"15 min": 900.0, "5 min": 300.0, "1 h": 3_600.0, "all": None}  # the first is the default
 
 
 def draw(source: Ledger, now: float, job: str, metric: str, ranks: tuple[int, ...], window: str) -> None:
@@ -66,27 +66,20 @@ def page() -> None:
     if not jobs:
         st.html(markup.empty("No job yet", "The ledger has not heard of any job.", "transom demo"))
         return
-    first, second, third, fourth = st.columns([1, 1.1, 1.4, 1.2], vertical_alignment="bottom")
-    job = first.selectbox("Job", jobs, key="job", bind="query-params") or jobs[0]
-    names = list(dict.fromkeys([*(name for name in METRICS), *source.metric_names(job)]))
-    metric = (
-        second.selectbox("Metric", names, key="metric", bind="query-params", format_func=metric_words)
-        or names[0]
-    )
+    first, second, third, fourth = st.columns([1, 1.1, 1.5, 1])
+    with first:
+        job = shell.url_choice("Job", jobs, key="job")
+    names = list(dict.fromkeys([*METRICS, *source.metric_names(job)]))
+    with second:
+        metric = shell.url_choice("Metric", names, key="metric", words=metric_words)
     size = next((row.world_size for row in source.jobs() if row.job == job), 0)
-    ranks = third.multiselect(
-        "Ranks",
-        list(range(size)),
-        key="ranks",
-        bind="query-params",
-        placeholder="the farthest from the median",
-    )
-    window = fourth.segmented_control(
-        "Window", list(WINDOWS), default="15 min", key="window", bind="query-params"
-    )
-    shell.refreshed(
-        lambda source, now: draw(source, now, job, metric, tuple(ranks), window or "15 min"), live=live
-    )
+    with third:
+        ranks = shell.url_choices(
+            "Ranks", range(size), key="ranks", hint="the farthest from the median", words=str
+        )
+    with fourth:
+        window = shell.url_choice("Window", list(WINDOWS), key="window")
+    shell.refreshed(lambda source, now: draw(source, now, job, metric, ranks, window), live=live)
 
 
 page()

@@ -42,10 +42,7 @@ def draw(source: Ledger, now: float) -> None:
                 icon=":material/arrow_forward:",
             )
         else:
-            st.html(
-                markup.empty("No incident so far", "To see one, break a job that was started with --allow-inject:",
-                             "transom inject kill --rank 2")
-            )  # fmt: skip
+            st.html(markup.no_incident(jobs[0].job))
 
 
 def _figures(
@@ -101,7 +98,7 @@ def _jobs(jobs: tuple[JobView, ...], now: float) -> None:
 def _chart(
     source: Ledger, jobs: tuple[JobView, ...], incidents: tuple[IncidentView, ...], now: float
 ) -> None:
-    head, pick, span = st.columns([3, 1.3, 1.6], vertical_alignment="bottom")
+    head, pick, span = st.columns([3, 1.3, 1.6], vertical_alignment="center")
     names = [
         job.job for job in sorted(jobs, key=lambda job: (job.state != "running", -(job.last_seen_at or 0.0)))
     ]
@@ -134,7 +131,7 @@ def _chart(
         charts.step_time_chart(
             series, spans=spans, marks=[*marks, *timeline.incident_marks(mine)], start=begin, end=end
         ),
-        height=360,
+        height=410,
         key="step_time",
         alt=charts.chart_words(series, frozenset())
         + f" {len(mine)} incidents and {len(marks)} restarts are marked.",
