@@ -79,13 +79,14 @@ class RecoveryStore:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
-            self._open(durable)
-        except sqlite3.DatabaseError as error:
-            self._lease.release()
-            raise self._unreliable(error) from error
-        except (OSError, StoreError):
+        except (OSError, sqlite3.DatabaseError):
             self._lease.release()
             raise
+        try:
+            self._open(durable)
+        except (sqlite3.DatabaseError, StoreError) as error:
+            self.close()
+            raise (error if isinstance(error, StoreError) else self._unreliable(error)) from error
         self._in_transaction = False
 
     def _open(self, durable: bool) -> None:
@@ -94,7 +95,7 @@ class RecoveryStore:
         run(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
         verdict = run("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
-            raise sqlite3.DatabaseError(str(verdict))
+            raise sqlite3.DatabaseError(" ".join(str(verdict).split()))
         version = run("PRAGMA user_version").fetchone()[0]
         run("BEGIN IMMEDIATE")
         if version == 0:
@@ -103,8 +104,6 @@ class RecoveryStore:
             run("INSERT INTO meta VALUES ('epoch', 0)")
             run(f"PRAGMA user_version={SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
-            run("ROLLBACK")
-            self._connection.close()
             raise StoreError(
                 f"{self.path} has schema version {version}, this recovery reads {SCHEMA_VERSION}; "
                 "use the version of Transom that wrote it, or move the file aside"

@@ -1,0 +1,114 @@
+"""Recovery's file: what it keeps, what it refuses, and who may hold it."""
+
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from recovery.action import Incident
+from recovery.lease import ControllerRuns, is_held
+from recovery.store import Fenced, RecoveryStore, StoreError
+from tests.recovery_world import verdict
+
+
+def message(sequence: int) -> Incident:
+    return Incident(incident_id="i", job="j", attempt=1, at=1.0, state="deciding", cause="c", sequence=sequence)
+
+
+def fail_after_a_write(store: RecoveryStore) -> None:
+    with store.transaction():
+        store.append(message(1))
+        raise KeyError
+
+
+def test_a_redelivery_is_counted_and_nothing_else(tmp_path: Path) -> None:
+    store = RecoveryStore(tmp_path / "recovery.sqlite")
+    with store.transaction():
+        assert store.insert_verdict(verdict("hang"), 1.0)
+        assert not store.insert_verdict(verdict("hang"), 2.0)
+        assert store.insert_verdict(verdict("hang", revision=2), 3.0)
+    assert store.outcomes() == [("v", 1, "", 1), ("v", 2, "", 0)]
+
+
+def test_an_unpublished_message_is_published_by_the_next_life(tmp_path: Path) -> None:
+    store = RecoveryStore(tmp_path / "recovery.sqlite")
+    with store.transaction():
+        store.append(message(1))
+        store.append(message(2))
+    store.mark_published([store.waiting(1)[0].seq])
+    store.close()
+    again = RecoveryStore(tmp_path / "recovery.sqlite")
+    assert [one.message for one in again.waiting(10)] == [message(2)]
+
+
+def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    store = RecoveryStore(tmp_path / "recovery.sqlite")
+    with pytest.raises(KeyError):
+        fail_after_a_write(store)
+    assert store.waiting(10) == []
+
+
+def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "recovery.sqlite"
+    store = RecoveryStore(path)
+    with store.transaction():
+        store.append(message(1))
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_commit_is_synced(tmp_path: Path) -> None:
+    store = RecoveryStore(tmp_path / "recovery.sqlite")
+    assert store._one("PRAGMA synchronous")[0] == 2
+    assert store._one("PRAGMA journal_mode")[0] == "wal"
+
+
+def test_a_second_controller_is_told_who_runs(tmp_path: Path) -> None:
+    path = tmp_path / "recovery.sqlite"
+    store = RecoveryStore(path)
+    with pytest.raises(ControllerRuns, match=r"recovery already runs here \(process \d+ holds"):
+        RecoveryStore(path)
+    assert is_held(path.with_name(path.name + ".lock"))
+    store.close()
+    RecoveryStore(path).close()
+    assert not is_held(path.with_name(path.name + ".lock"))
+
+
+def test_a_controller_that_lost_its_lease_unnoticed_writes_nothing_more(tmp_path: Path) -> None:
+    path = tmp_path / "recovery.sqlite"
+    old = RecoveryStore(path)
+    path.with_name(path.name + ".lock").unlink()
+    new = RecoveryStore(path)
+    with pytest.raises(Fenced, match="a newer recovery"), old.transaction():
+        old.append(message(1))
+    assert new.waiting(10) == []
+
+
+def test_an_unknown_schema_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recovery.sqlite"
+    RecoveryStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(StoreError, match="schema version 99, this recovery reads 1"):
+        RecoveryStore(path)
+    assert not is_held(path.with_name(path.name + ".lock"))
+
+
+@pytest.mark.parametrize("damage", [b"this is not a database, and has never been one" * 100, None])
+def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, damage: bytes | None) -> None:
+    path = tmp_path / "recovery.sqlite"
+    store = RecoveryStore(path)
+    with store.transaction():
+        for sequence in range(300):
+            store.append(message(sequence))
+    store.close()
+    if damage is None:  # a torn page in the middle
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2 : len(content) // 2 + 4096] = b"\xff" * 4096
+        damage = bytes(content)
+    path.write_bytes(damage)
+    with pytest.raises(StoreError, match=r"cannot be relied on .* so nothing is done; make room or move"):
+        RecoveryStore(path)
