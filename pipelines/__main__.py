@@ -6,11 +6,17 @@ import sys
 
 import typer
 
+from ckpt_engine.errors import CheckpointError
 from ingest.bus import BusError
 from pipelines.cli import jobs, machine, measures, reads, services
+from pipelines.doctor import EXTRAS
 from pipelines.errors import StatedError
-from pipelines.settings import SettingsError
 from recovery.backend import BackendError
+from recovery.launcher.job_files import BrokenJobFile
+from recovery.lease import ControllerRuns
+from recovery.store import StoreError
+
+STATED = (StatedError, BusError, BackendError, BrokenJobFile, CheckpointError, ControllerRuns, StoreError)
 
 app = typer.Typer(
     name="transom",
@@ -30,13 +36,13 @@ app.command(rich_help_panel="Services")(services.record)
 app.command(rich_help_panel="Services")(services.console)
 app.add_typer(services.ckpt, name="ckpt", rich_help_panel="Services")
 app.command(hidden=True)(services.launcher)
+app.add_typer(machine.topics, name="topics", rich_help_panel="Services")
 app.command(rich_help_panel="Look")(reads.incidents)
 app.command(rich_help_panel="Look")(reads.verdicts)
 app.command(rich_help_panel="Look")(reads.explain)
 app.command(rich_help_panel="Look")(reads.ack)
 app.command(rich_help_panel="Look")(reads.approve)
 app.command(rich_help_panel="Look")(jobs.replay)
-app.add_typer(machine.topics, name="topics", rich_help_panel="Services")
 app.add_typer(measures.bench, name="bench", rich_help_panel="Measure")
 
 
@@ -44,9 +50,19 @@ def main() -> None:
     """Run the command line."""
     try:
         app()
-    except (StatedError, BusError, SettingsError, BackendError) as error:
-        print(f"transom: {error}", file=sys.stderr)  # noqa: T201 - the one place that speaks of errors
-        sys.exit(1)
+    except STATED as error:
+        fail(str(error))
+    except ModuleNotFoundError as error:
+        extra = next((extra for extra, (module, _) in EXTRAS.items() if error.name == module), None)
+        if extra is None:
+            raise
+        fail(f"this needs {error.name}, which is not installed: pip install 'transom[{extra}]'")
+
+
+def fail(sentence: str) -> None:
+    """Say what was wrong and what to do, and end with exit code 1."""
+    print(f"transom: {sentence}", file=sys.stderr)  # noqa: T201 - a person reads this
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
 
 from ingest.clock import Clock
 from pipelines.errors import StatedError
@@ -29,14 +30,12 @@ class Injector:
 
     def __init__(self, places: Places, clock: Clock) -> None:
         self._places = places
-        self._backend = LocalBackend(places.jobs, clock=clock)
+        self._backend = LocalBackend(places.jobs, clock, Random())
 
     def inject(self, job: str, rank: int, fault: str, parameters: Mapping[str, float]) -> None:
-        """Do `fault` to `rank`. Raises InjectRefused."""
+        """Do `fault` to `rank`. Raises InjectRefused, or what the backend raises."""
         if fault not in FAULTS:
             raise InjectRefused(f"there is no fault {fault!r}; known: {', '.join(sorted(FAULTS))}")
         if not self._places.job(job).exists():
             raise InjectRefused(f"there is no job {job!r} in {self._places.state}; `transom run --allow-inject` makes one")
-        refusal = self._backend.inject(job, rank, fault, dict(parameters))
-        if refusal:
-            raise InjectRefused(refusal)
+        self._backend.inject(job, rank, fault, dict(parameters))

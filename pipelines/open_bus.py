@@ -28,7 +28,7 @@ def open_bus(settings: Settings, clock: Clock, *, client: str) -> Bus:
             client_id=f"transom-{client}",
             security=KafkaSecurity(
                 protocol=chosen.security_protocol,
-                cafile=chosen.ssl_cafile,
+                ca_file=chosen.ssl_cafile,
                 sasl_mechanism=chosen.sasl_mechanism,
                 sasl_username=chosen.sasl_username,
                 sasl_password=_secret(chosen.sasl_password_file),

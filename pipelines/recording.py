@@ -17,6 +17,7 @@ import msgspec
 from ingest.bus import Record, TopicPartition
 from ingest.codec import MESSAGE_BYTES_MAX, TYPE_PREFIX, Undecodable, message_type
 from ingest.events import TOPICS, FaultInjected
+from pipelines.errors import StatedError
 
 FORMAT = "transom-recording"
 VERSION = 1
@@ -28,7 +29,7 @@ MESSAGES_FILE = "messages.jsonl.gz"
 _GZIP = 31  # zlib's wbits for a gzip member
 
 
-class NotARecording(Exception):
+class NotARecording(StatedError):
     """This folder holds no recorded run; the text is one sentence that says what to do."""
 
 

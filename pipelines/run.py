@@ -17,8 +17,8 @@ from pipelines.errors import StatedError
 from pipelines.open_bus import own_command
 from pipelines.places import Places, checked_name
 from pipelines.settings import Settings
-from recovery.backend import Observation, StartRequest, Unavailable
-from recovery.backends.local import LocalBackend
+from recovery.backend import Observation, Unavailable
+from recovery.backends.local import LocalBackend, start_first_attempt
 from recovery.launcher.protocol import JobEnd, JobSpec
 from recovery.lease import is_held
 
@@ -80,7 +80,7 @@ class JobRun:
         self._options = options
         self._clock = clock
         self._places = Places.of(settings)
-        self._backend = LocalBackend(self._places.jobs, clock=clock, random=random)
+        self._backend = LocalBackend(self._places.jobs, clock, random)
 
     def run(self, stop: threading.Event, tell: Callable[[str], None], environ: dict[str, str]) -> int:
         """Run the job; returns the exit code: 0 finished, 1 failed or stopped. `tell` takes lines for a person."""
@@ -91,7 +91,7 @@ class JobRun:
             if stop.is_set():
                 return 1
             token = secrets.token_hex(8)
-            self._backend.start(StartRequest(job=self._spec.job, attempt=1, token=token))
+            start_first_attempt(self._backend, self._spec.job, token, launchers_seconds=READY_SECONDS_MAX)
             tell(f"job {self._spec.job}: attempt 1 with {self._spec.world_size} ranks has started")
             return self._stay(launchers, stop, tell)
 

@@ -24,10 +24,12 @@ class NotReady(StatedError):
 
 def start_services(children: Children, places: Places, arguments: Sequence[str], clock: Clock) -> None:
     """Start record, detect and recover; returns when they answer. Raises NotReady or ChildFailed."""
+    wanted = [places.api_socket, places.state / "detect.ready", places.state / "recover.ready"]
+    for path in wanted:
+        path.unlink(missing_ok=True)  # of an earlier life that had no time to tidy up
     for name in SERVICES:
         children.start(name, own_command(name, *arguments))
     deadline = clock.monotonic() + READY_SECONDS_MAX
-    wanted = [places.api_socket, places.state / "detect.ready", places.state / "recover.ready"]
     while not all(path.exists() for path in wanted):
         children.check()
         if clock.monotonic() > deadline:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from ingest.clock import Clock
+from pipelines.errors import StatedError
 
 KAFKA_VERSION = "4.4.0"  # as in pom.xml, which a test compares
 POM = Path(__file__).with_name("pom.xml")
@@ -53,7 +54,7 @@ share.coordinator.state.topic.min.isr=1
 """
 
 
-class BrokerError(Exception):
+class BrokerError(StatedError):
     """The broker cannot be brought up; the text is one sentence that says what to do."""
 
 

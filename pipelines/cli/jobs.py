@@ -109,7 +109,7 @@ def run(
         keep_complete=settings.checkpoint.keep_complete,
     )
     step_back()
-    tell = Console(stderr=True, highlight=False).print
+    tell = Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print
     code = JobRun(settings, spec, options, clock, random.Random()).run(stop, lambda text: tell(f"transom: {text}"), inherited)
     raise typer.Exit(code)
 

@@ -73,8 +73,8 @@ def record(config: Config = None, state_dir: StateDir = None, bus: BusKind = Non
     """Keep everything in the ledger and serve it: HTTP on a Unix socket, or on TCP with a token."""
     from pipelines.open_bus import open_bus
     from pipelines.places import Places
-    from pipelines.recorder import record_config
     from pipelines.record import Record
+    from pipelines.record_settings import record_config
 
     settings, stop = _service(config, state_dir, bus, bootstrap_servers)
     clock = SystemClock()
@@ -109,9 +109,8 @@ def ckpt_serve(
     from pipelines.open_bus import open_bus
     from pipelines.places import Places
 
-    settings, stop = _service(config, state_dir, bus, bootstrap_servers)
-    clock = SystemClock()
-    serve_engine(Places.of(settings), job, node, open_bus(settings, clock, client=f"ckpt-{node}"), clock, stop)
+    settings, _ = _service(config, state_dir, bus, bootstrap_servers)
+    serve_engine(Places.of(settings), job, node, open_bus(settings, SystemClock(), client=f"ckpt-{node}"))
 
 
 @ckpt.command("ls")
@@ -140,9 +139,10 @@ def launcher(
     from pipelines.places import Places
 
     inherited = dict(os.environ)
-    settings, stop = _service(config, state_dir, bus, bootstrap_servers, back=False)
+    settings, _ = _service(config, state_dir, bus, bootstrap_servers, back=False)
     clock = SystemClock()
-    run_launcher(Places.of(settings), job, node, open_bus(settings, clock, client=f"launcher-{node}"), clock, stop, inherited)
+    bus_of_ours = open_bus(settings, clock, client=f"launcher-{node}")
+    raise typer.Exit(run_launcher(Places.of(settings), job, node, bus_of_ours, clock, inherited))
 
 
 def _service(config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap, *, back: bool = True) -> tuple[Settings, Event]:

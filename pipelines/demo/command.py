@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,7 +67,7 @@ def run_demo(
     show = Show(console, clock)
     state = settings.make_state_dir() / "demo" / f"{int(clock.now()):x}"
     state.mkdir(mode=0o700, parents=True)
-    with Children(state / "logs", clock) as children, _Broker(own_broker, state, caches, show) as servers:
+    with Children(state / "logs", clock) as children, _Broker(own_broker, state, caches, show, clock) as servers:
         config = _write_settings(state, settings, servers, clock)
         own = load_settings(config)
         places = Places.of(own)
@@ -133,20 +132,20 @@ def _row(outcome: object) -> Mapping[str, object]:
 class _Broker:
     """The demo's own Apache Kafka, where it was asked for; None stands for no broker of ours."""
 
-    def __init__(self, wanted: bool, state: Path, caches: Path, show: Show) -> None:
+    def __init__(self, wanted: bool, state: Path, caches: Path, show: Show, clock: Clock) -> None:
         self._broker: LocalBroker | None = None
         if wanted:
-            java, mvn = shutil.which("java"), shutil.which("mvn")
+            libs = caches / "transom" / "kafka"
             self._broker = LocalBroker(
-                state / "broker",
-                libs=caches / "transom" / "kafka",
-                java=Path(java) if java else None,
-                mvn=Path(mvn) if mvn else None,
+                state / "broker", libs, java=shutil.which("java"), mvn=shutil.which("mvn"), clock=clock
             )
             show.say("broker", "starting Apache Kafka (the first time its jars are fetched)")
 
     def __enter__(self) -> str | None:
-        return None if self._broker is None else self._broker.start()
+        if self._broker is None:
+            return None
+        self._broker.start()
+        return self._broker.bootstrap
 
     def __exit__(self, *_: object) -> None:
         if self._broker is not None:
@@ -155,4 +154,4 @@ class _Broker:
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """$XDG_CACHE_HOME, or ~/.cache."""
-    return Path(environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")
+    return Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ingest.bus import Bus
 from ingest.clock import Clock
+from ingest.events import Topic
 from pipelines.children import Child, Children
 from pipelines.demo.faults import FAULTS, Fault, Outcome, judge
 from pipelines.demo.show import Show
@@ -20,6 +21,7 @@ from pipelines.open_bus import own_command
 from pipelines.places import Places
 
 JOB = "demo"
+WATCHED: tuple[Topic, ...] = ("metrics", "events", "verdicts", "actions")
 SAVE_EVERY = 5
 STEADY_STEPS = 40  # the straggler rule learns a rank's own pace from steps 20 to 40
 SETTLE_STEPS = 14  # new steps after a restart before the next fault: a save, and the detector's warm-up
@@ -66,8 +68,7 @@ class Demo:
         self._show = show
         self._clock = clock
         self._bus_arguments = list(bus_arguments)
-        topics = ("metrics", "events", "verdicts", "actions")
-        self._story = Story(bus.consumer(f"demo-{os.getpid()}", topics, start="latest"), JOB, clock)
+        self._story = Story(bus.consumer(f"demo-{os.getpid()}", WATCHED, start="latest"), JOB, clock)
         self._injector = Injector(places, clock)
         self._result = DemoResult()
         self._job: Child | None = None

@@ -1,0 +1,112 @@
+"""The recover service: verdicts and commands in durably, decisions and receipts out, ranks started and stopped."""
+
+from __future__ import annotations
+
+from random import Random
+from threading import Event
+
+from rich.console import Console
+
+from detectors.verdict import Verdict
+from ingest.bus import Bus, BusUnavailable, Consumer, Producer, Record
+from ingest.clock import Clock
+from ingest.codec import Codec, Undecodable
+from ingest.dead_letters import dead_letter
+from pipelines.checkpoints import EngineCatalog
+from pipelines.places import Places
+from pipelines.room_configs import policy_config
+from pipelines.settings import Settings
+from recovery.action import RECOVERY_TYPES, Command
+from recovery.backends.local import LocalBackend
+from recovery.calls import Result
+from recovery.controller import Controller
+from recovery.store import RecoveryStore
+from recovery.workers import ThreadWorkers
+
+GROUP = "recover"
+RECORDS_MAX = 500
+POLL_SECONDS = 0.05
+BUSY_POLL_SECONDS = 0.01  # while a call to a backend is out
+FLUSH_SECONDS_MAX = 10.0
+RETRY_SECONDS = 1.0
+
+
+class Recover:
+    """The one controller of this host; a second one is refused by the lease."""
+
+    def __init__(self, settings: Settings, places: Places, bus: Bus, clock: Clock, random: Random) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._codec = Codec(RECOVERY_TYPES)
+        self._ready = places.state / "recover.ready"
+        self._store = RecoveryStore(places.recovery_store)
+        workers: ThreadWorkers[Result] = ThreadWorkers()
+        backend = LocalBackend(places.jobs, clock, random)
+        self._controller = Controller(
+            self._store, backend, EngineCatalog(places), policy_config(settings), random, workers
+        )
+        self._tell = Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print
+        self._ready.unlink(missing_ok=True)
+
+    def run(self, stop: Event) -> None:
+        """Until `stop`. An unreachable bus stops no decision that is already on disk: only the telling waits."""
+        for incident in self._controller.reconcile():
+            self._tell(f"recover: going on with incident {incident.incident_id} ({incident.state})")
+        producer = self._bus.producer()
+        consumer = self._bus.consumer(GROUP, ("verdicts", "commands"))
+        try:
+            while not stop.is_set():
+                try:
+                    self._read(consumer, producer)
+                except BusUnavailable as error:
+                    self._tell(f"recover: {error}; trying again")
+                    stop.wait(RETRY_SECONDS)
+                self._controller.tick(self._clock.now())
+                self._publish(producer)
+        finally:
+            self._ready.unlink(missing_ok=True)
+            consumer.close()
+            producer.close()
+            self._bus.close()
+            self._store.close()
+
+    def _read(self, consumer: Consumer, producer: Producer) -> None:
+        records = consumer.poll(RECORDS_MAX, POLL_SECONDS if self._controller.idle() else BUSY_POLL_SECONDS)
+        if not self._ready.exists() and consumer.assignment():
+            self._ready.touch(mode=0o600)
+        if not records:
+            return
+        now = self._clock.now()
+        for record in records:
+            self._take(record, producer, now)
+        producer.flush(FLUSH_SECONDS_MAX)
+        consumer.commit()
+
+    def _take(self, record: Record, producer: Producer, now: float) -> None:
+        try:
+            message = self._codec.decode(record.headers, record.value)
+        except Undecodable as error:
+            producer.send(*dead_letter(record, error.reason, self._clock))
+            return
+        if isinstance(message, Verdict):
+            self._controller.accept(message, now)
+        elif isinstance(message, Command):
+            self._controller.accept_command(message, now)
+        else:
+            producer.send(*dead_letter(record, f"a {type(message).__name__} does not belong on {record.topic}", self._clock))
+
+    def _publish(self, producer: Producer) -> None:
+        waiting = self._controller.pending_messages()
+        if not waiting:
+            return
+        try:
+            for entry in waiting:
+                encoded = self._codec.encode(entry.message)
+                producer.send(encoded.topic, encoded.key, encoded.headers, encoded.value)
+            producer.flush(FLUSH_SECONDS_MAX)
+        except BusUnavailable as error:
+            self._tell(f"recover: {error}; {len(waiting)} messages wait to be published")
+            return
+        self._controller.mark_published([entry.seq for entry in waiting])
+        for entry in waiting:
+            self._tell(f"recover: {entry.message}")
