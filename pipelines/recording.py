@@ -9,6 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
 
@@ -43,21 +44,38 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[FaultInjected, ...] = ()
 
 
-class _Line(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One record. `value` is the JSON as it was on the bus; bytes that are none stand in `value_base64`."""
+class _Place(msgspec.Struct, kw_only=True):
+    """Where a record lay on the bus, and its type."""
 
     topic: str
     partition: int
     offset: int
     key: str
-    type: str | None = None
+    type: str | None
     appended_at: float
-    value: msgspec.Raw | None = None
+
+
+class _JsonLine(_Place, kw_only=True):
+    """A record whose value is JSON: it stands here as it was on the bus."""
+
+    value: msgspec.Raw
+
+
+class _BytesLine(_Place, kw_only=True):
+    """A record whose value is something else."""
+
+    value_base64: str
+
+
+class _AnyLine(_Place, kw_only=True):
+    """Either of them, for reading."""
+
+    value: msgspec.Raw = msgspec.Raw()
     value_base64: str | None = None
 
 
 _encoder = msgspec.json.Encoder()
-_line_decoder = msgspec.json.Decoder(_Line)
+_line_decoder = msgspec.json.Decoder(_AnyLine)
 _run_decoder = msgspec.json.Decoder(RunFile)
 _label_decoder = msgspec.json.Decoder(FaultInjected)
 _any_decoder = msgspec.json.Decoder()
@@ -77,8 +95,7 @@ class RecordingWriter:
             self._run = read_run(self.folder)
             if self._run.job != job:
                 raise NotARecording(
-                    f"{self.folder} is the recording of job {self._run.job!r}, not {job!r}; "
-                    "give another folder"
+                    f"{self.folder} is the recording of job {self._run.job!r}, not {job!r}; give another folder"
                 )
             self._repair()
         else:
@@ -99,7 +116,7 @@ class RecordingWriter:
         self._next[record.place] = record.offset + 1
         self._member_bytes += len(encoded)
         self._dirty = True
-        if line.type == "fault_injected.v1" and line.value is not None:
+        if line.type == "fault_injected.v1":
             self._label(record.value)
         if self._member_bytes >= MEMBER_BYTES_MAX:
             self._end_member()
@@ -110,6 +127,11 @@ class RecordingWriter:
             self._file.write(self._compressor.flush(zlib.Z_SYNC_FLUSH))
             self._file.flush()
             self._dirty = False
+
+    def abandon(self) -> None:
+        """Let go after a failed write; opening again mends the end."""
+        with suppress(OSError):
+            self._file.close()
 
     def close(self) -> None:
         """End the file as gzip wants it. May be called twice."""
@@ -193,8 +215,7 @@ def read_run(folder: Path) -> RunFile:
         )
     if run.version != VERSION:
         raise NotARecording(
-            f"{path} has version {run.version}, this Transom reads {VERSION}; "
-            "replay it with the Transom that wrote it"
+            f"{path} has version {run.version}, this Transom reads {VERSION}; replay it with the Transom that wrote it"
         )
     return run
 
@@ -208,8 +229,7 @@ def read_recording(folder: Path) -> Iterator[Record]:
     path = Path(folder) / MESSAGES_FILE
     if not path.is_file():
         raise NotARecording(
-            f"{folder} is not a recorded run: there is no {MESSAGES_FILE}; "
-            "give a folder that `transom record` wrote"
+            f"{folder} is not a recorded run: there is no {MESSAGES_FILE}; give a folder that `transom record` wrote"
         )
     return (_record_of(raw, path) for raw in _Lines(path))
 
@@ -238,9 +258,7 @@ class _Lines:
                 *complete, rest = (rest + chunk).split(b"\n")
                 yield from complete
                 if len(rest) > LINE_BYTES_MAX:
-                    raise NotARecording(
-                        f"{self._path} has a line of more than {LINE_BYTES_MAX} bytes; it is damaged"
-                    )
+                    raise NotARecording(f"{self._path} has a line of more than {LINE_BYTES_MAX} bytes; it is damaged")
         if rest:
             self.torn = True
 
@@ -272,24 +290,21 @@ class _Lines:
             yield decompressor.flush()
 
 
-def _line_of(record: Record) -> _Line:
+def _line_of(record: Record) -> _JsonLine | _BytesLine:
     try:
         kind: str | None = message_type(record.headers)
     except Undecodable:
         kind = None
-    line = _Line(
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        key=record.key.encode("utf-8", "replace").decode(),
-        type=kind,
-        appended_at=record.appended_at,
-    )
+    key = record.key.encode("utf-8", "replace").decode()
     if _is_one_line_of_json(record.value):
-        line.value = msgspec.Raw(record.value)
-    else:
-        line.value_base64 = base64.b64encode(record.value).decode()
-    return line
+        return _JsonLine(
+            topic=record.topic, partition=record.partition, offset=record.offset, key=key, type=kind,
+            appended_at=record.appended_at, value=msgspec.Raw(record.value),
+        )  # fmt: skip
+    return _BytesLine(
+        topic=record.topic, partition=record.partition, offset=record.offset, key=key, type=kind,
+        appended_at=record.appended_at, value_base64=base64.b64encode(record.value).decode(),
+    )  # fmt: skip
 
 
 def _is_one_line_of_json(value: bytes) -> bool:
@@ -300,7 +315,7 @@ def _is_one_line_of_json(value: bytes) -> bool:
         _any_decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    return value.strip() == value and value != b"null"  # so that reading gives the same bytes
+    return value.strip() == value  # or reading would give other bytes
 
 
 def _record_of(raw: bytes, path: Path) -> Record:
@@ -309,7 +324,7 @@ def _record_of(raw: bytes, path: Path) -> Record:
         if line.value_base64 is not None:
             value = base64.b64decode(line.value_base64, validate=True)
         else:
-            value = bytes(line.value) if line.value is not None else b""
+            value = bytes(line.value)
     except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error) as error:
         raise NotARecording(f"{path} has a line that is no record ({error}); it is damaged") from error
     topic = next((known for known in TOPICS if known == line.topic), None)

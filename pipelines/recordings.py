@@ -44,7 +44,8 @@ class Recordings:
 
     def abandon(self) -> None:
         """Let go of all files after a failed write: they are repaired when they are opened again."""
-        self._open.clear()
+        while self._open:
+            self._open.popitem()[1].abandon()
 
     def _writer_of(self, job: str, folder: Path) -> RecordingWriter | None:
         writer = self._open.pop(job, None)
