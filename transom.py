@@ -6,10 +6,10 @@
     loader = transom.watch(model, optimizer, loader)
     ckpt = transom.Checkpointer()
 
-Importing it costs next to nothing and loads neither torch nor numpy; each name brings in what it needs when it is
-first used. A user's project may have an `ingest/` or a `ckpt_engine/` of its own, so a rank always gets ours under
-private names. What integrations need (`Verdict`, `decode`, `TOPICS`, `frame`) comes under the ordinary names, and is
-not for ranks.
+Importing it costs next to nothing and loads neither torch nor numpy; each name brings in what it needs when
+it is first used. A user's project may have an `ingest/` or a `ckpt_engine/` of its own, so a rank always gets
+ours under private names. What integrations need (`Verdict`, `decode`, `TOPICS`, `frame`) comes under the
+ordinary names, and is not for ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import logging
 import os
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import pandas
     import torch
 
-    from ckpt_engine.client import Checkpointer as Checkpointer
+    from ckpt_engine.client import LoadReport
+    from ckpt_engine.ticket import Ticket
     from detectors.verdict import Verdict as Verdict
     from ingest.events import TOPICS as TOPICS
     from ingest.events import Message
@@ -73,12 +74,21 @@ def init() -> Run:
 
     Outside `transom run`, and in the children of a rank, the run takes all calls and does nothing.
     """
-    run_room = _in_rank("ingest", "run")
-    if run_room.is_started():
-        return run_room.start_run(None, _clock())  # type: ignore[no-any-return]
-    run: Run = run_room.start_run(_identity(), _clock())
+    started = _in_rank("ingest", "run")
+    identity = None if started.is_started() else _identity()
+    run: Run = started.start_run(identity, _in_rank("ingest", "clock").SystemClock())
     _register_pickling(type(run))
     return run
+
+
+@overload
+def watch(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None: ...
+
+
+@overload
+def watch(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, dataloader: Iterable[Batch]
+) -> Iterable[Batch]: ...
 
 
 def watch(
@@ -88,17 +98,76 @@ def watch(
 ) -> Iterable[Batch] | None:
     """Time every step of this model by itself; iterate over the loader that is returned.
 
-    Call it last, when the model is wrapped and moved to its device. Do not register a communication hook on the
-    model afterwards; one that is there before stays, and less is reported.
+    Call it last, when the model is wrapped and moved to its device. Do not register a communication hook on
+    the model afterwards; one that is there before stays, and less is reported.
     """
     run = init()
     if not run.active:
         return dataloader
-    return _in_rank("ingest", "torch_timers").watch_training(run, model, optimizer, dataloader)  # type: ignore[no-any-return]
+    loader: Iterable[Batch] | None = _in_rank("ingest", "torch_timers").watch_training(
+        run, model, optimizer, dataloader
+    )
+    return loader
+
+
+class Checkpointer:
+    """Saves training state in the memory of the node's checkpoint engine and on disk, and loads it.
+
+    What is not given comes from the environment that `transom run` sets. Without an engine's socket every
+    save goes to `directory` and waits for it. While it works, the run's phase is `checkpoint`.
+    """
+
+    def __init__(
+        self,
+        socket: str | None = None,
+        directory: str | None = None,
+        *,
+        job: str | None = None,
+        attempt: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        node: str | None = None,
+        **options: Any,
+    ) -> None:
+        given = os.environ
+        socket = socket or given.get("TRANSOM_CKPT_SOCKET")
+        directory = directory or given.get("TRANSOM_CKPT_DIR")
+        if not socket and not directory:
+            raise ValueError(
+                "transom.Checkpointer has nowhere to save: neither TRANSOM_CKPT_SOCKET nor TRANSOM_CKPT_DIR is set; "
+                "start with `transom run`, or give it a directory"
+            )
+        self._run = init()
+        self._engine = _in_rank("ckpt_engine", "client").Checkpointer(
+            socket,
+            directory,
+            job=job or given.get("TRANSOM_JOB") or "job",
+            attempt=attempt if attempt is not None else int(given.get("TRANSOM_ATTEMPT") or 1),
+            rank=rank if rank is not None else int(given.get("RANK") or 0),
+            world_size=world_size if world_size is not None else int(given.get("WORLD_SIZE") or 1),
+            node=node or given.get("TRANSOM_NODE") or "localhost",
+            **options,
+        )
+
+    def save(self, state: dict[str, Any], step: int) -> Ticket:
+        """Keep `state` as it is after `step`; returns as soon as it is copied. See `ckpt_engine.client`."""
+        with self._run.phase("checkpoint"):
+            ticket: Ticket = self._engine.save(state, step)
+        return ticket
+
+    def load(self, into: dict[str, Any], step: int | None = None) -> LoadReport | None:
+        """Make `into` what it was after `step`, or after the newest there is (None: there is none)."""
+        with self._run.phase("checkpoint"):
+            report: LoadReport | None = self._engine.load(into, step)
+        return report
+
+    def close(self) -> None:
+        """Let go of the engine; what is saved stays."""
+        self._engine.close()
 
 
 def decode(headers: Sequence[tuple[str, bytes]], value: bytes) -> Any:
-    """The message in a record of any of our topics. Raises `ingest.codec.Undecodable`, whatever the bytes are."""
+    """The message in a record of our topics. Raises `ingest.codec.Undecodable`, whatever the bytes."""
     from ingest.codec import Codec
     from recovery.action import RECOVERY_TYPES
 
@@ -113,10 +182,8 @@ def frame(messages: Iterable[Message]) -> pandas.DataFrame:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Checkpointer":
-        value: Any = _checkpointer_type()
-    elif name == "LoggingHandler":
-        value = _in_rank("ingest", "run").LoggingHandler
+    if name == "LoggingHandler":
+        value: Any = _in_rank("ingest", "run").LoggingHandler
     elif name == "Verdict":
         value = importlib.import_module("detectors.verdict").Verdict
     elif name == "TOPICS":
@@ -135,9 +202,10 @@ def _in_rank(room: str, module: str) -> ModuleType:
     """A module of one of our two rooms for ranks, under a private name that no user's project has."""
     private = f"_transom_{room}"
     if private not in sys.modules:
-        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), room)  # noqa: PTH100, PTH118, PTH120
+        here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 — pathlib would cost 5 ms
+        folder = f"{here}/{room}"
         spec = importlib.util.spec_from_file_location(
-            private, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]  # noqa: PTH118
+            private, f"{folder}/__init__.py", submodule_search_locations=[folder]
         )
         assert spec is not None
         assert spec.loader is not None
@@ -151,12 +219,8 @@ def _in_rank(room: str, module: str) -> ModuleType:
     return importlib.import_module(f"{private}.{module}")
 
 
-def _clock() -> Any:
-    return _in_rank("ingest", "clock").SystemClock()
-
-
 def _identity() -> RankIdentity | None:
-    """Who this process is, from its environment; None where there is no launcher, or it is only a rank's child."""
+    """Who this process is; None where there is no launcher, or it is only a rank's child."""
     environment = os.environ
     if not environment.get("TRANSOM_SOCKET"):
         _logger.info("transom: no launcher (TRANSOM_SOCKET is not set); nothing is reported")
@@ -177,9 +241,7 @@ def _identity() -> RankIdentity | None:
             allow_inject=environment.get("TRANSOM_ALLOW_INJECT") == "1",
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             scheduler_ids={
-                name: environment[name][:SCHEDULER_ID_CHARS_MAX]
-                for name in SCHEDULER_IDS
-                if environment.get(name)
+                name: environment[name][:SCHEDULER_ID_CHARS_MAX] for name in SCHEDULER_IDS if environment.get(name)
             },
         )
     except KeyError as error:
@@ -205,11 +267,3 @@ def _register_pickling(run_type: type[Any]) -> None:
 
 def _reduce_run(run: Any) -> tuple[Any, tuple[()]]:
     return init, ()
-
-
-def _checkpointer_type() -> type[Any]:
-    """The engine's Checkpointer, which takes what it is not given from the environment."""
-    client = _in_rank("ckpt_engine", "client")
-
-    class Checkpointer(client.Checkpointer):  # type: ignore[misc, name-defined]
-        """Saves and loads training state: in the memory of the node's checkpoint engine, and on disk."""

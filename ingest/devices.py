@@ -28,8 +28,8 @@ def nvidia_gpus(folder: str = NVIDIA_GPUS_FOLDER) -> tuple[Gpu, ...]:
 def gpu_of_rank(local_rank: int, visible_devices: str | None, gpus: tuple[Gpu, ...]) -> Gpu | None:
     """The GPU that this rank will use, or None where it cannot be known for certain.
 
-    Numbers in CUDA_VISIBLE_DEVICES follow CUDA's own order, which need not be the PCI order: only UUIDs, and hosts
-    with a single GPU, are certain.
+    Numbers in CUDA_VISIBLE_DEVICES follow CUDA's own order, which need not be the PCI order: only UUIDs, and
+    hosts with a single GPU, are certain.
     """
     if not gpus or visible_devices == "":
         return None
@@ -37,7 +37,9 @@ def gpu_of_rank(local_rank: int, visible_devices: str | None, gpus: tuple[Gpu, .
         return gpus[0] if len(gpus) == 1 else None
     names = [name.strip() for name in visible_devices.split(",")]
     index = local_rank if local_rank < len(names) else 0
-    matching = [gpu for gpu in gpus if gpu.uuid and names[index].startswith("GPU-") and gpu.uuid.startswith(names[index])]
+    matching = [
+        gpu for gpu in gpus if gpu.uuid and names[index].startswith("GPU-") and gpu.uuid.startswith(names[index])
+    ]
     return matching[0] if len(matching) == 1 else None
 
 

@@ -1,7 +1,7 @@
-"""Faults that a rank does to itself when `transom inject` asks for them; each fires once, and only where allowed.
+"""Faults that a rank does to itself when `transom inject` asks: each once, and only where allowed.
 
-The forward hook of `transom.watch` asks `due` in every training step and does what it is told; what needs torch (the
-repeated forward, tensors made NaN) is done there.
+The forward hook of `transom.watch` asks `due` in every training step and does what it is told; what needs
+torch (the repeated forward, tensors made NaN) is done there.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Injector:
         return request
 
     def extra_forwards(self) -> int:
-        """How often the forward computation is to be repeated in this step; fractions add up over the steps."""
+        """How often to repeat the forward computation in this step; fractions add up over the steps."""
         slow = self._slow
         if slow is None:
             return 0
@@ -113,7 +113,8 @@ class Injector:
         pid = os.getpid()
         line = f"NVRM: Xid (PCI:{self._pci_address}): 79, pid={pid}, name=python3, GPU has fallen off the bus."
         sys.stdout.flush()
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
         hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # a core of a training process takes seconds to write
         signal.signal(signal.SIGABRT, signal.SIG_DFL)

@@ -1,12 +1,14 @@
 """How a rank leaves: the end of the interpreter, an exception nobody caught, a fork.
 
-A rank that raises would linger for up to 3 s in the destructors of its process groups while its peers wait; so our
-hook lets the traceback be printed, sends what is left, runs the exit functions, and ends the process with code 1.
+A rank that raises would linger for up to 3 s in the destructors of its process groups while its peers wait;
+so our hook lets the traceback be printed, sends what is left, runs the exit functions, and ends the process
+with code 1.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -47,7 +49,7 @@ class ProcessHooks:
             sys.excepthook = _ExceptHook(self)
 
     def raised(self, *, leave: bool) -> None:
-        """An exception ends this process and its traceback is printed (unless `leave` is false: by an outer hook)."""
+        """An exception ends this process; `leave` is false where an outer hook has yet to print it."""
         if not self._owned:
             return
         self._raised = True
@@ -86,15 +88,13 @@ class _ExceptHook:
 def _end_process() -> None:
     _terminate_daemon_children()
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed pipe, a missing stream
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # a closed pipe, a closed or missing stream
-            pass
     os._exit(EXIT_CODE)
 
 
 def _terminate_daemon_children() -> None:
-    """Data loader workers would notice only after 5 s that we are gone, and hold our output open until then."""
+    """Data loader workers would notice only after 5 s, and hold our output open until then."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is None:
         return

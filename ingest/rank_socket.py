@@ -1,8 +1,8 @@
-"""What a rank and its launcher say to each other: packets on a Unix SOCK_SEQPACKET socket, and the rank's end of it.
+"""What a rank and its launcher say to each other, in packets on a Unix socket, and the rank's end.
 
-A packet is a type, a newline and JSON, at most `PACKET_BYTES_MAX` bytes. The rank opens with `hello.v1` (again after
-every reconnect, and once more when it knows its GPU better), then sends `metrics.v1`, `logs.v1` and
-`fault_injected.v1`; the launcher may send `inject.v1`. Both ends ignore a type they do not know.
+A packet is a type, a newline and JSON, at most `PACKET_BYTES_MAX` bytes. The rank opens with `hello.v1`
+(again after every reconnect, and once more when it knows its GPU better), then sends `metrics.v1`, `logs.v1`
+and `fault_injected.v1`; the launcher may send `inject.v1`. Both ends ignore a type they do not know.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class QueueLimits:
 
 
 class RankSocket:
-    """The rank's end: a bounded queue that drops its oldest, a connection that comes back. Never blocks, never raises.
+    """The rank's end: a bounded queue, a connection that comes back. Never blocks or raises.
 
     Used by one thread only, the reporter's.
     """

@@ -16,7 +16,17 @@ import msgspec
 from .clock import Clock
 from .events import FaultInjected, LogLine, Logs, Message, Metrics, Phase, split_non_finite
 from .identity import RankIdentity
-from .rank_socket import FAULT_INJECTED, INJECT, LOGS, METRICS, PACKET_BYTES_MAX, Hello, RankSocket, pack, unpack
+from .rank_socket import (
+    FAULT_INJECTED,
+    INJECT,
+    LOGS,
+    METRICS,
+    PACKET_BYTES_MAX,
+    Hello,
+    RankSocket,
+    pack,
+    unpack,
+)
 from .step_rows import FinishedRow, StepRows
 
 FLUSH_SECONDS = 0.2
@@ -99,7 +109,7 @@ class Reporter:
         return self._dropped + self._rows.dropped + self._socket.dropped
 
     def stop(self) -> None:
-        """Send what is there and end the thread, within about `LAST_WORDS_SECONDS`: the process is about to go."""
+        """Send what is there and end the thread, within about `LAST_WORDS_SECONDS`."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -125,6 +135,7 @@ class Reporter:
     def _work(self) -> None:
         while not self._stopping:
             self._tick_harmlessly()
+            self._socket.drain(FLUSH_SECONDS)  # returns at once unless the launcher is slow to take a backlog
             self._wake.wait(FLUSH_SECONDS)
         self._tick_harmlessly()
         self._socket.drain(LAST_WORDS_SECONDS)
@@ -175,9 +186,7 @@ class Reporter:
     def _queue_faults(self) -> None:
         while self._faults:
             fired = self._faults.popleft()
-            message = self._message(
-                FAULT_INJECTED, FaultInjected, fault=fired.fault, parameters=dict(fired.parameters)
-            )
+            message = self._message(FAULT_INJECTED, FaultInjected, fault=fired.fault, parameters=dict(fired.parameters))
             self._put(FAULT_INJECTED, msgspec.structs.replace(message, at=fired.at))
 
     def _in_halves(self, parts: Sequence[Part], put: Callable[[Sequence[Part]], None]) -> None:

@@ -1,4 +1,4 @@
-"""A training process as Transom sees it: `Run`, one per process, and the logging handler that reports through it.
+"""A training process as Transom sees it: `Run`, one per process, and its logging handler.
 
 Outside a launcher, and in every child of a rank, a Run takes the same calls and does nothing.
 """
@@ -33,6 +33,7 @@ class Run:
         self.injector = Injector(clock, allowed=False)
         self._phase: Phase = "init"
         self._phases_of_user: list[Phase] = []
+        self._finished = False
         self._complained: set[str] = set()
         self._reporter: Reporter | None = None
         self._identity = identity
@@ -55,12 +56,19 @@ class Run:
 
     @property
     def active(self) -> bool:
-        """Whether anybody is told: a launcher gave us a socket, and this is the rank itself, not a child of it."""
+        """Whether anybody is told: there is a launcher, and this is the rank, not a child of it."""
         return self._reporter is not None
+
+    @property
+    def resume_step(self) -> int | None:
+        """The step of the checkpoint that all ranks are to load; None: begin from scratch."""
+        return None if self._identity is None else self._identity.resume_step
 
     @property
     def current_phase(self) -> Phase:
         """Where the rank is: what the user says, else what our own hooks see."""
+        if self._finished:
+            return "finished"
         return self._phases_of_user[-1] if self._phases_of_user else self._phase
 
     @property
@@ -103,9 +111,8 @@ class Run:
             self._reporter.add_line(line)
 
     def finish(self) -> None:
-        """Report the phase `finished` and what is left, for at most half a second; nothing is reported afterwards."""
-        self._phases_of_user.clear()
-        self._phase = "finished"
+        """Report the phase `finished` and what is left, for at most half a second, and then nothing."""
+        self._finished = True
         self.stop()
 
     def stop(self) -> None:
@@ -155,7 +162,12 @@ class Run:
 
                 return device_number(value)
             return float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: torch's own complaints
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            RuntimeError,
+        ) as error:  # RuntimeError: torch's own complaints
             self._complain(name, f"{name} is not reported, it is not one number: {error}")
             return None
 
@@ -188,7 +200,7 @@ class LoggingHandler(logging.Handler):
             return
         try:
             run.log_line(LogLine(at=record.created, stream="logging", text=self.format(record)))
-        except Exception:  # the contract of logging.Handler: a bad format string must not raise into the caller
+        except Exception:  # noqa: BLE001 — a bad format string must not raise into whoever logs
             self.handleError(record)
 
 
@@ -203,7 +215,7 @@ _process = _Process()
 
 
 def start_run(identity: RankIdentity | None, clock: Clock) -> Run:
-    """The Run of this process, started at the first call; later calls return the same and ignore their arguments."""
+    """The Run of this process, started at the first call; later calls return the same."""
     if _process.run is None:
         run = Run(identity, clock)
         _process.run = run
@@ -220,7 +232,7 @@ def is_started() -> bool:
 
 
 def hook_exceptions_again() -> None:
-    """Put our exception hook before those that were set since `start_run` (torch wraps it in init_process_group)."""
+    """Be the first exception hook again: torch wraps ours in init_process_group."""
     if _process.hooks is not None:
         _process.hooks.hook_exceptions()
 

@@ -1,4 +1,4 @@
-"""What the clock and the kernel say about one thread: wall time, processor time, and waiting for a processor."""
+"""What clock and kernel say about one thread: wall time, processor time, waiting for a processor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Reading(NamedTuple):
 class ThreadMeter:
     """Reads the counters of the thread that made it, from any thread, in about 3 µs.
 
-    The run-queue delay is field 2 of /proc/self/task/TID/schedstat, read by pread on a descriptor that stays open.
+    The run-queue delay is field 2 of /proc/self/task/TID/schedstat, read by pread on a descriptor that stays
+    open.
     """
 
     def __init__(self, clock: Clock, *, schedstat_path: str | None = None) -> None:
@@ -52,5 +53,9 @@ class ThreadMeter:
             return None
         try:
             return int(os.pread(self._descriptor, 128, 0).split()[1]) * 1e-9
-        except (OSError, ValueError, IndexError):  # kernels without CONFIG_SCHEDSTATS, sandboxes that fake /proc
+        except (
+            OSError,
+            ValueError,
+            IndexError,
+        ):  # kernels without CONFIG_SCHEDSTATS, sandboxes that fake /proc
             return None

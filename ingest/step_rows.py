@@ -1,9 +1,9 @@
 """The rows a rank reports: one per step, numbered by the user's log calls or, without them, by our own count.
 
-A row opens when a step begins and is complete when the optimizer has stepped; it closes when the next step begins, so
-that what is logged after the optimizer still belongs to it. A number that `log` or `declare` gives wins over the
-prediction (last number plus one). A row that rests is handed on early; what is logged into it later follows under the
-same number.
+A row opens when a step begins and is complete when the optimizer has stepped; it closes when the next step
+begins, so that what is logged after the optimizer still belongs to it. A number that `log` or `declare` gives
+wins over the prediction (last number plus one). A row that rests is handed on early; what is logged into it
+later follows under the same number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REST_SECONDS = 0.5
 
 
 class Deferred(Protocol):
-    """A number that a device has not computed yet. Both methods return at once; `value` only after `ready`."""
+    """A number that a device has yet to compute. Both methods return at once; `value` after `ready`."""
 
     def ready(self) -> bool: ...
 
@@ -78,7 +78,7 @@ class StepRows:
             return self._last_step
 
     def expect_optimizer(self, timed: bool) -> None:
-        """Whether `finish` will be called at the end of each step; without it a row is whole as soon as it rests."""
+        """Whether `finish` ends each step; where it does not, a row is whole as soon as it rests."""
         self._timed = timed
 
     def begin(self) -> None:

@@ -1,7 +1,7 @@
 """From what the hooks see to the metrics of a step: which span is data, compute, waiting, optimizer.
 
-No torch in here. A mark is a reading of the training thread and, where there is a device, an event on it; the events
-arrive in this order, as often as a step has micro-batches:
+No torch in here. A mark is a reading of the training thread and, where there is a device, an event on it; the
+events arrive in this order, as often as a step has micro-batches:
 
     data_begin data_end · forward_begin forward_end · gradients_ready reduced · optimizer_begin optimizer_end
 """
@@ -66,9 +66,9 @@ class Total:
 class StepTimers:
     """The spans of the step in progress. Used by the training thread; `reduced` may come from another one.
 
-    `compute_is_local`: whether no collective can hide in forward and backward, because ours is the communication hook
-    or because there is a single process. Where it is false, compute is not reported: it would contain the waiting,
-    and every rank would look equally slow.
+    `compute_is_local`: whether no collective can hide in forward and backward, because ours is the
+    communication hook or because there is a single process. Where it is false, compute is not reported: it
+    would contain the waiting, and every rank would look equally slow.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class StepTimers:
             self._forward_began, self._forward_ended = None, mark
 
     def bucket_ready(self, *, last: bool, norm: Sample | None = None) -> None:
-        """The gradients of a bucket are there; with the last one the local computation ends and waiting begins."""
+        """A bucket's gradients are there; with the last one local computation ends and waiting begins."""
         with self._lock:
             self._buckets_under_way += 1
         if last:

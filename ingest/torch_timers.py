@@ -1,8 +1,9 @@
-"""`transom.watch`: hooks on a torch model, its optimizer and its data loader that time each step by themselves.
+"""`transom.watch`: hooks on a torch model, its optimizer and its data loader that time each step.
 
-The only file of this room that imports torch. The communication hook of DistributedDataParallel runs at the end of
-backward: there the local computation ends and the waiting for peers begins, and the bucket still holds the local
-gradient. No hook waits for a device, and none raises into the training run (unless an injected fault asks for that).
+The only file of this room that imports torch. The communication hook of DistributedDataParallel runs at the
+end of backward: there the local computation ends and the waiting for peers begins, and the bucket still holds
+the local gradient. No hook waits for a device, and none raises into the training run (unless an injected
+fault asks for that).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def device_number(value: torch.Tensor) -> Deferred:
 
 
 class TimedLoader(Generic[Batch]):
-    """The user's data loader: the same batches, the same attributes, with the waiting for each batch timed."""
+    """The user's data loader, the same batches and attributes, with the waiting timed."""
 
     def __init__(self, loader: Iterable[Batch], watch: Watch) -> None:
         self._loader = loader
@@ -100,12 +101,8 @@ class Watch:
         self._handles.append(module.register_forward_hook(self._after_forward, with_kwargs=True))
         if optimizer is not None:
             timers = self._timers
-            self._handles.append(
-                optimizer.register_step_pre_hook(lambda *_: self._safely(timers.optimizer_begin))
-            )
-            self._handles.append(
-                optimizer.register_step_post_hook(lambda *_: self._safely(timers.optimizer_end))
-            )
+            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._safely(timers.optimizer_begin)))
+            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._safely(timers.optimizer_end)))
 
     def remove(self) -> None:
         """Take the hooks off; a communication hook stays, as torch cannot take it off, and only reduces."""
@@ -187,7 +184,7 @@ class Watch:
 
 
 class Reduction:
-    """Our communication hook: averages gradients as DistributedDataParallel does by default, and notes the waiting.
+    """Our communication hook: averages gradients as is the default, and notes the waiting.
 
     torch cannot take a communication hook off again, so this one stays and serves the newest watch.
     """
@@ -266,8 +263,8 @@ def _reduction(ddp: DistributedDataParallel) -> Reduction | None:
     if ddp._comm_hooks:
         return None
     reduction = Reduction(ddp)
-    try:
-        ddp.register_comm_hook(None, reduction.__call__)
+    try:  # by a lambda, because torch takes our annotations, which are strings, for wrong ones
+        ddp.register_comm_hook(None, lambda state, bucket: reduction(state, bucket))
     except RuntimeError:  # a hook built into torch, which `_comm_hooks` does not list
         ddp._comm_hooks.pop()
         return None

@@ -44,8 +44,8 @@ class Block(nn.Module):
         heads = projected.view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
         attended = attended.transpose(1, 2).reshape(batch, length, WIDTH)
-        x = torch.add(x, self.mixed(attended))
-        return torch.add(x, self.feed_forward(self.before_feed_forward(x)))
+        x = x + self.mixed(attended)
+        return x.add(self.feed_forward(self.before_feed_forward(x)))
 
 
 class GPT(nn.Module):
@@ -128,12 +128,13 @@ def main() -> None:
 
     text = Windows(Path(__file__).with_name("harbour.txt").read_bytes())
     sampler = StepSampler(len(text), first_step, rank, world_size)
-    loader = transom.watch(model, optimizer, DataLoader(text, batch_size=BATCH, sampler=sampler))
-    for step, (tokens, targets) in zip(range(first_step, options.steps + 1), loader, strict=False):
+    loader = DataLoader(text, batch_size=BATCH, sampler=sampler, generator=torch.Generator())
+    batches = transom.watch(model, optimizer, loader)
+    for step, (tokens, targets) in zip(range(first_step, options.steps + 1), batches, strict=False):
         scores = model(tokens.to(device))
         loss = functional.cross_entropy(scores.flatten(0, 1), targets.to(device).flatten())
         optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         run.log(step=step, loss=loss)
         if step % options.save_every == 0:
