@@ -27,7 +27,7 @@ _STRENGTH: Mapping[Verb, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the job has used up. `no_progress` counts restarts by cause since the job last got further."""
+    """What the job has used up. `no_progress`: restarts by cause since the job last got further."""
 
     restarts_in_window: int = 0
     no_progress: Mapping[str, int] = field(default_factory=dict)
@@ -65,14 +65,10 @@ class Plan:
     reason: str = ""  # for stop: what the job is told
     budget_spent: bool = False
     no_progress: dict[str, int] = field(default_factory=dict)  # the counters after this restart
+    repeats: int = 0  # restarts for this cause already made that brought the job no further
     startup_failures: int = 0
     reached_step: int = -1
     plan_hash: str = ""
-
-    @property
-    def repeats(self) -> int:
-        """Restarts in a row that brought the job no further, this one included."""
-        return sum(self.no_progress.values())
 
 
 def decide(
@@ -124,9 +120,7 @@ def strengthen(
     plan: Plan, verdicts: Sequence[Verdict], config: PolicyConfig, observation: Observation | None = None
 ) -> Plan:
     """The plan of a restart that is under way, with the nodes and steps that later evidence adds to it."""
-    excluded = tuple(
-        sorted({*plan.excluded_nodes, *_nodes_to_exclude(verdicts, config, ("auto",), observation)})
-    )
+    excluded = tuple(sorted({*plan.excluded_nodes, *_nodes_to_exclude(verdicts, config, ("auto",), observation)}))
     steps = [plan.before_step, *(_first_bad(one, config) for one in verdicts)]
     before = min((step for step in steps if step is not None), default=None)
     if excluded == plan.excluded_nodes and before == plan.before_step:
@@ -208,10 +202,8 @@ def _candidate(
         steps = [_first_bad(one, config) for one in verdicts]
         before = min((step for step in steps if step is not None), default=None)
         verb = "exclude_and_restart" if nodes else "restart"
-    if (
-        before is not None
-        and counters.no_progress.get(cause, 0) + _is_repeat(lead, job, counters, config, now) > 0
-    ):
+    wasted = _wasted(lead, job, counters, config, now)
+    if before is not None and wasted.get(cause, 0) > 0:
         # The checkpoint we resumed from led to the same place: it is bad too.
         before = before if job.resume_step is None else min(before, job.resume_step)
     culprits = ", ".join(_culprit_words(lead)) or "unknown"
@@ -242,12 +234,10 @@ def _within_budget(
 ) -> Plan:
     """The plan with its budgets checked and charged; a person's approval overrides them."""
     reached = _reached(lead, job)
-    progress = not _is_repeat(lead, job, counters, config, now)
-    spent = {} if progress else dict(counters.no_progress)
-    mine = spent.get(plan.cause, 0) + (0 if progress else 1)
+    wasted = _wasted(lead, job, counters, config, now)
+    mine, everything = wasted.get(plan.cause, 0), sum(wasted.values())
     startup = counters.startup_failures + 1 if _is_startup_failure(lead, job, config, now) else 0
     no_progress_max = config.row(lead.fault_class).no_progress_max or config.no_progress_max
-    everything = sum(spent.values()) + (0 if progress else 1)
     hours = config.restarts_window_seconds / 3600
     numbers = (
         f"restarts in the last {hours:.0f} h: {counters.restarts_in_window} of "
@@ -259,7 +249,8 @@ def _within_budget(
     plan = replace(
         plan,
         rule=f"{plan.rule}; {numbers}",
-        no_progress=spent if progress else {**spent, plan.cause: mine},
+        no_progress={**wasted, plan.cause: mine + 1},
+        repeats=mine,
         startup_failures=startup,
         reached_step=reached,
     )
@@ -277,9 +268,7 @@ def _within_budget(
 
 def _spent(plan: Plan, verb: Literal["hold", "stop"], why: str) -> Plan:
     reason = why[:REASON_CHARACTERS_MAX]
-    return replace(
-        plan, verb=verb, mode="auto", budget_spent=True, reason=reason, rule=f"{plan.rule}; {reason}"
-    )
+    return replace(plan, verb=verb, mode="auto", budget_spent=True, reason=reason, rule=f"{plan.rule}; {reason}")
 
 
 def _with_mode(plan: Plan, approved_hash: str, why: str) -> Plan:
@@ -321,12 +310,12 @@ def _reached(lead: Verdict, job: JobSnapshot) -> int:
     return max([-1, lead.onset_step if lead.onset_step is not None else -1, *steps])
 
 
-def _is_repeat(lead: Verdict, job: JobSnapshot, counters: Counters, config: PolicyConfig, now: float) -> bool:
-    """Has the job got no further than before the last restart? The first failure of a job repeats nothing."""
+def _wasted(lead: Verdict, job: JobSnapshot, counters: Counters, config: PolicyConfig, now: float) -> dict[str, int]:
+    """Restarts by cause that brought nothing; none where the job has got further than ever before."""
     reached = _reached(lead, job)
     if reached < 0 and job.started_at is not None and now - job.started_at >= config.progress_seconds:
-        return False
-    return job.restarted and reached <= counters.furthest_step
+        return {}
+    return dict(counters.no_progress) if job.restarted and reached <= counters.furthest_step else {}
 
 
 def _is_startup_failure(lead: Verdict, job: JobSnapshot, config: PolicyConfig, now: float) -> bool:
@@ -347,9 +336,7 @@ def _is_outdated(lead: Verdict, observation: Observation, config: PolicyConfig, 
 
 def _culprit_words(verdict: Verdict) -> list[str]:
     return [
-        " on ".join(
-            part for part in (f"rank {one.rank}" if one.rank is not None else "", one.node or "") if part
-        )
+        " on ".join(part for part in (f"rank {one.rank}" if one.rank is not None else "", one.node or "") if part)
         for one in verdict.culprits
     ]
 

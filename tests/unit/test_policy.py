@@ -93,9 +93,10 @@ def test_nan_without_a_first_bad_step_counts_from_its_onset() -> None:
 
 def test_nan_that_comes_back_at_the_same_place_goes_back_behind_the_checkpoint_it_resumed_from() -> None:
     job = snapshot(restarted=True, resume_step=8, started_at=0.0)
-    counters = Counters(furthest_step=12)
-    plan = plan_for(verdict("nan", first_bad_step=11), job=job, counters=counters)
-    assert plan.before_step == 8
+    again = Counters(no_progress={"nan": 1}, furthest_step=12)
+    other = Counters(no_progress={"rank_lost rank 1": 1}, furthest_step=12)
+    assert plan_for(verdict("nan", first_bad_step=11), job=job, counters=again).before_step == 8
+    assert plan_for(verdict("nan", first_bad_step=11), job=job, counters=other).before_step == 11
 
 
 def test_gpu_lost_excludes_the_culprits_node() -> None:
@@ -164,7 +165,7 @@ def test_a_spent_budget_can_stop_the_job_instead() -> None:
     assert plan.verb == "stop"
 
 
-def test_the_same_cause_without_progress_is_restarted_twice_more_and_then_held() -> None:
+def test_three_restarts_for_one_cause_that_bring_nothing_are_enough() -> None:
     counters, verbs = Counters(), []
     for _ in range(4):
         plan = plan_for(verdict("rank_lost"), job=snapshot(restarted=bool(verbs)), counters=counters)
@@ -174,7 +175,7 @@ def test_the_same_cause_without_progress_is_restarted_twice_more_and_then_held()
 
 
 def test_other_causes_without_progress_share_a_larger_budget() -> None:
-    counters = Counters(no_progress={"hang rank 3": 2, "rank_lost rank 2": 2}, furthest_step=12)
+    counters = Counters(no_progress={"hang rank 3": 2, "rank_lost rank 2": 3}, furthest_step=12)
     plan = plan_for(verdict("rank_lost"), job=snapshot(restarted=True), counters=counters)
     assert plan.verb == "hold"
     assert "5 of 5 for all causes" in plan.rule
@@ -183,11 +184,18 @@ def test_other_causes_without_progress_share_a_larger_budget() -> None:
 def test_progress_forgives_what_went_before() -> None:
     counters = Counters(no_progress={"rank_lost rank 1": 2}, furthest_step=11)
     plan = plan_for(verdict("rank_lost"), job=snapshot(restarted=True), counters=counters)
-    assert (plan.verb, plan.no_progress, plan.repeats) == ("restart", {}, 0)
+    assert (plan.verb, plan.no_progress, plan.repeats) == ("restart", {"rank_lost rank 1": 1}, 0)
+
+
+def test_another_cause_right_after_a_restart_does_not_wait() -> None:
+    counters = Counters(no_progress={"rank_lost rank 1": 1}, furthest_step=12)
+    plan = plan_for(verdict("hang"), job=snapshot(restarted=True), counters=counters)
+    assert (plan.verb, plan.repeats, backoff_seconds(plan, CONFIG, 0.5)) == ("restart", 0, 0.0)
+    assert plan.no_progress == {"rank_lost rank 1": 1, "hang rank 1": 1}
 
 
 def test_a_job_that_reports_no_steps_is_judged_by_how_long_it_ran() -> None:
-    counters = Counters(no_progress={"rank_lost rank 1": 2})
+    counters = Counters(no_progress={"rank_lost rank 1": 3})
     mute = observation(step=-1)
     young = snapshot(observation=mute, restarted=True, started_at=NOW - 100.0)
     old = snapshot(observation=mute, restarted=True, started_at=NOW - 4000.0)
@@ -243,8 +251,7 @@ def test_later_evidence_widens_a_restart_and_never_narrows_it() -> None:
 
 def test_the_first_restart_does_not_wait_and_later_ones_wait_longer() -> None:
     waits = [
-        backoff_seconds(replace(plan_for(verdict("hang")), no_progress={"hang": count}), CONFIG, dice=0.5)
-        for count in range(12)
+        backoff_seconds(replace(plan_for(verdict("hang")), repeats=count), CONFIG, dice=0.5) for count in range(12)
     ]
     assert waits[0] == 0.0
     assert waits == sorted(waits)
