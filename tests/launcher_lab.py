@@ -125,9 +125,7 @@ class Lab:
         """Living ranks and their process ids."""
         return {view.rank: view.pid for view in self.backend.observe(JOB).ranks if view.state != "exited"}
 
-    def messages(
-        self, *types: type[Message], topics: tuple[Any, ...] = ("metrics", "logs", "events")
-    ) -> list[Any]:
+    def messages(self, *types: type[Message], topics: tuple[Any, ...] = ("metrics", "logs", "events")) -> list[Any]:
         """Everything on the bus so far, in order."""
         codec = Codec()
         return [
@@ -144,7 +142,7 @@ class Lab:
             found: list[Any] = []
             while batch := consumer.poll(5000, 0.0):
                 found += batch
-            return sorted(found, key=lambda record: record.appended_at)
+            return sorted(found, key=lambda record: (record.appended_at, topics.index(record.topic)))
         finally:
             consumer.close()
             bus.close()

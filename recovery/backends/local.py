@@ -74,9 +74,7 @@ class LocalBackend:
         files, spec = self._job(request.job)
         end = files.end()
         if end is not None:
-            raise Rejected(
-                f"job {request.job} is over ({end.outcome}: {end.reason}); terminal stays terminal"
-            )
+            raise Rejected(f"job {request.job} is over ({end.outcome}: {end.reason}); terminal stays terminal")
         last = files.placement()
         if last is not None and (last.attempt, last.token) == (request.attempt, request.token):
             placement = last  # asked again: the same ranks on the same nodes
@@ -126,9 +124,7 @@ class LocalBackend:
         node = files.nodes().get(place.node) if place else None
         if node is None:
             return f"job {job} has no rank {rank} that runs now"
-        answer = self._ask_one(
-            node, InjectFault(rank=rank, fault=fault, parameters=parameters), OBSERVE_SECONDS_MAX
-        )
+        answer = self._ask_one(node, InjectFault(rank=rank, fault=fault, parameters=parameters), OBSERVE_SECONDS_MAX)
         return answer.reply.text if answer.reply is not None else answer.trouble
 
     def wait_for_launchers(self, job: str, deadline_seconds: float) -> bool:
@@ -145,14 +141,10 @@ class LocalBackend:
 
     # Starting
 
-    def _place(
-        self, files: JobFiles, spec: JobSpec, request: StartRequest, last: Placement | None
-    ) -> Placement:
+    def _place(self, files: JobFiles, spec: JobSpec, request: StartRequest, last: Placement | None) -> Placement:
         """Nodes for a new attempt, written down before anybody is told; older ranks are confirmed gone."""
         if last is not None and request.attempt <= last.attempt:
-            raise Conflict(
-                f"attempt {last.attempt} of {request.job} was here, {request.attempt} is not newer"
-            )
+            raise Conflict(f"attempt {last.attempt} of {request.job} was here, {request.attempt} is not newer")
         excluded = files.excluded() | frozenset(request.excluded_nodes)
         answers = self._ask_all(files, Observe(), OBSERVE_SECONDS_MAX)
         self._confirm_gone(request, answers)
@@ -190,15 +182,11 @@ class LocalBackend:
                 if attempt >= request.attempt:
                     raise Conflict(f"attempt {attempt} is on {node}, {request.attempt} is not newer")
                 if any(rank.state != "exited" for rank in ranks):
-                    raise Conflict(
-                        f"ranks of attempt {attempt} of {request.job} still live on {node}; stop them first"
-                    )
+                    raise Conflict(f"ranks of attempt {attempt} of {request.job} still live on {node}; stop them first")
             elif not answer.dead:
                 raise Unavailable(f"whether ranks live on {node} cannot be said: {answer.trouble}")
             elif self._ranks_of(answer.node):
-                raise Conflict(
-                    f"ranks of {request.job} still live on {node}, whose launcher is dead; stop them first"
-                )
+                raise Conflict(f"ranks of {request.job} still live on {node}, whose launcher is dead; stop them first")
 
     def _start_on(self, files: JobFiles, spec: JobSpec, placement: Placement) -> None:
         request = StartRanks(
@@ -221,13 +209,10 @@ class LocalBackend:
             return
         sentence = "; ".join(troubles + [reply.text for reply in refused])
         untouched = all(
-            not answer.sent or (answer.reply and answer.reply.refusal in ("conflict", "rejected"))
-            for answer in answers
+            not answer.sent or (answer.reply and answer.reply.refusal in ("conflict", "rejected")) for answer in answers
         )
         if not untouched:
-            raise Ambiguous(
-                f"attempt {placement.attempt} may have started in part ({sentence}); observe, then stop it"
-            )
+            raise Ambiguous(f"attempt {placement.attempt} may have started in part ({sentence}); observe, then stop it")
         if any(reply.refusal == "rejected" for reply in refused):
             raise Rejected(sentence)
         if refused:
@@ -243,9 +228,7 @@ class LocalBackend:
                 except OSError:
                     continue
             return port
-        raise Unavailable(
-            f"{PORT_TRIES_MAX} ports between {PORTS[0]} and {PORTS[1]} were tried and none is free"
-        )
+        raise Unavailable(f"{PORT_TRIES_MAX} ports between {PORTS[0]} and {PORTS[1]} were tried and none is free")
 
     # Asking
 
@@ -272,9 +255,7 @@ class LocalBackend:
         if not is_alive(node.pid, node.start_time):
             return Answer(node, trouble=f"the launcher of {node.node} is dead", dead=True)
         try:
-            return Answer(
-                node, ask(Path(node.control_socket), request, timeout_seconds=timeout_seconds), sent=True
-            )
+            return Answer(node, ask(Path(node.control_socket), request, timeout_seconds=timeout_seconds), sent=True)
         except LauncherUnreachable as error:
             trouble, sent = str(error), False
         except LauncherSilent as error:
@@ -284,15 +265,17 @@ class LocalBackend:
     # Looking at processes
 
     def _ranks_of(self, node: NodeFile) -> list[tuple[int, int]]:
-        """Process id and start time of living ranks: as written down, and the zygote's children."""
+        """Process id and start time of living ranks: those written down, and what the zygote has forked."""
         ranks = [(rank.pid, rank.start_time) for rank in node.ranks if is_alive(rank.pid, rank.start_time)]
         zygote = node.zygote
-        if zygote is not None and is_alive(zygote.pid, zygote.start_time):
-            children = [
-                stat for stat in all_processes() if stat.parent == zygote.pid and stat.state not in "ZX"
+        if zygote is not None:
+            theirs = [
+                stat
+                for stat in all_processes()
+                if zygote.pid in (stat.parent, stat.session) and stat.start_time >= zygote.start_time
             ]
-            ranks += [(stat.pid, stat.start_time) for stat in children]
-        return ranks
+            ranks += [(stat.pid, stat.start_time) for stat in theirs if stat.state not in "ZX"]
+        return [rank for rank in ranks if zygote is None or rank != (zygote.pid, zygote.start_time)]
 
     def _kill(self, node: NodeFile, deadline: float) -> bool:
         """SIGKILL to a launcher that does not answer and to what it ran: only then is that certainly gone."""
@@ -317,8 +300,6 @@ def start_first_attempt(
     Raises Unavailable where too few launchers answer in time, and what `start` raises.
     """
     if not backend.wait_for_launchers(job, launchers_seconds):
-        raise Unavailable(
-            f"too few launchers of {job} answered within {launchers_seconds:.0f} s; see their logs"
-        )
+        raise Unavailable(f"too few launchers of {job} answered within {launchers_seconds:.0f} s; see their logs")
     attempt = backend.observe(job).attempt + 1
     return backend.start(StartRequest(job, attempt, token, resume_step=resume_step))

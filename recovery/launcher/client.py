@@ -23,9 +23,7 @@ def ask(control_socket: Path, request: Request, *, timeout_seconds: float) -> Re
         try:
             connection.connect(str(control_socket))
         except OSError as error:
-            raise LauncherUnreachable(
-                f"no launcher answers at {control_socket} ({error.strerror or error})"
-            ) from error
+            raise LauncherUnreachable(f"no launcher answers at {control_socket} ({error.strerror or error})") from error
         try:
             connection.sendall(encode_line(request))
             return _read_reply(connection)

@@ -106,36 +106,26 @@ class Commands:
                 "conflict", f"attempt {launcher.fenced_attempt} was on {node}, {order.attempt} is not newer"
             )
         elif share is not None and not share.gone:
-            return self._refuse(
-                "conflict", f"ranks of attempt {share.attempt} still live on {node}; stop them first"
-            )
+            return self._refuse("conflict", f"ranks of attempt {share.attempt} still live on {node}; stop them first")
         elif not 0 < here <= launcher.config.slots:
-            return self._refuse(
-                "rejected", f"{here} ranks for {node}, which has {launcher.config.slots} slots"
-            )
+            return self._refuse("rejected", f"{here} ranks for {node}, which has {launcher.config.slots} slots")
         else:
             launcher.begin(launcher.make_share(order))
 
         def step() -> Reply | None:
             current = launcher.share
             if current is None or current.attempt != order.attempt:
-                return Reply(
-                    refusal="conflict", text=f"{node} went on to another attempt", state=self.state()
-                )
+                return Reply(refusal="conflict", text=f"{node} went on to another attempt", state=self.state())
             if current.pending:
                 return None
             refused = [rank.refusal for rank in current.ranks.values() if rank.refusal]
-            return Reply(
-                refusal="failed" if refused else "", text=refused[0] if refused else "", state=self.state()
-            )
+            return Reply(refusal="failed" if refused else "", text=refused[0] if refused else "", state=self.state())
 
         return step
 
     def _stop(self, order: StopRanks) -> Callable[[], Reply | None]:
         launcher = self._launcher
-        launcher.fenced_attempt = max(
-            launcher.fenced_attempt, order.attempt
-        )  # a start that is late is refused
+        launcher.fenced_attempt = max(launcher.fenced_attempt, order.attempt)  # a start that is late is refused
         share = launcher.share
         if share is None or share.attempt > order.attempt:
             return self._done(Reply(gone=True, state=self.state()))
@@ -164,9 +154,7 @@ class Commands:
     def _stacks(self, order: CollectStacks) -> Callable[[], Reply | None]:
         share = self._launcher.share
         if share is None or share.attempt != order.attempt:
-            return self._refuse(
-                "conflict", f"attempt {order.attempt} does not run on {self._launcher.config.node}"
-            )
+            return self._refuse("conflict", f"attempt {order.attempt} does not run on {self._launcher.config.node}")
         asked = {rank.rank: rank for rank in share.alive if rank.ask_stacks()}
         quiet: dict[int, tuple[str, int]] = {}
         deadline = self._clock.monotonic() + order.deadline_seconds
@@ -176,9 +164,7 @@ class Commands:
                 text = rank.stacks()
                 before, looks = quiet.get(number, ("", 0))
                 quiet[number] = (text, looks + 1 if text and text == before else 0)
-            whole = all(
-                quiet[number][1] >= STACKS_QUIET_LOOKS or not rank.alive for number, rank in asked.items()
-            )
+            whole = all(quiet[number][1] >= STACKS_QUIET_LOOKS or not rank.alive for number, rank in asked.items())
             if not whole and self._clock.monotonic() < deadline:
                 return None
             return Reply(stacks={number: text for number, (text, _) in quiet.items() if text})
@@ -188,9 +174,7 @@ class Commands:
     def _inject(self, order: InjectFault) -> Reply:
         launcher, share = self._launcher, self._launcher.share
         if not launcher.config.allow_inject:
-            return Reply(
-                refusal="rejected", text="this job does not allow faults; start it with --allow-inject"
-            )
+            return Reply(refusal="rejected", text="this job does not allow faults; start it with --allow-inject")
         rank = share.ranks.get(order.rank) if share else None
         if share is None or rank is None or not rank.alive:
             return Reply(refusal="rejected", text=f"rank {order.rank} does not run on {launcher.config.node}")
@@ -207,9 +191,7 @@ class Commands:
         known = {"at_step", "factor", "seconds"}
         unknown = set(order.parameters) - known
         if unknown:
-            return Reply(
-                refusal="rejected", text=f"parameters are {', '.join(sorted(known))}, not {min(unknown)}"
-            )
+            return Reply(refusal="rejected", text=f"parameters are {', '.join(sorted(known))}, not {min(unknown)}")
         wanted = order.parameters
         inject = Inject(
             fault=order.fault,
@@ -219,6 +201,4 @@ class Commands:
         )
         if self._launcher.telemetry.send_inject(rank.rank, inject):
             return Reply(state=self.state())
-        return Reply(
-            refusal="failed", text=f"rank {rank.rank} does not listen; does its script call transom.init()?"
-        )
+        return Reply(refusal="failed", text=f"rank {rank.rank} does not listen; does its script call transom.init()?")

@@ -75,9 +75,7 @@ def read_file(path: Path, type_: type[FileContent]) -> FileContent | None:
     try:
         return msgspec.json.decode(raw, type=type_)
     except (ValueError, RecursionError) as error:
-        raise BrokenJobFile(
-            f"{path} is not what it should be ({error}); take it away if no job runs"
-        ) from error
+        raise BrokenJobFile(f"{path} is not what it should be ({error}); take it away if no job runs") from error
 
 
 def write_file(path: Path, content: msgspec.Struct, *, durable: bool = True) -> None:

@@ -70,9 +70,7 @@ class Launcher:
             self.config.telemetry_socket, self, self.clock, slots=self.config.slots, watch=self.watch
         )
         self.commands = Commands(self)
-        self._control = Control(
-            self.config.control_socket, self.commands.answer, self.clock, watch=self.watch
-        )
+        self._control = Control(self.config.control_socket, self.commands.answer, self.clock, watch=self.watch)
         self.write_node_file()
         try:
             while not self._done():
@@ -107,9 +105,7 @@ class Launcher:
         self.fenced_attempt = max(self.fenced_attempt, share.attempt)
 
     def make_share(self, order: Any) -> Share:
-        return Share(
-            self.config, order, self.clock, publish=self.publish, show=self._shown.put, watch=self.watch
-        )
+        return Share(self.config, order, self.clock, publish=self.publish, show=self._shown.put, watch=self.watch)
 
     def leave(self, grace_seconds: float) -> None:
         """Stop what is left and go."""
@@ -141,9 +137,7 @@ class Launcher:
         try:
             write_file(config.node_file, content, durable=False)
         except OSError as error:
-            self.tell_user(
-                f"{config.node_file} cannot be written ({error.strerror}); recovery may not find this node"
-            )
+            self.tell_user(f"{config.node_file} cannot be written ({error.strerror}); recovery may not find this node")
 
     # Audience of the telemetry socket
 

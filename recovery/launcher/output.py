@@ -124,7 +124,7 @@ class RecordJoiner:
             self._at = at
         if _TRACEBACK.search(text):
             self._is_trace = self._in_frames = True
-        elif _FATAL.match(text):
+        elif _FATAL.match(text) or _CHAIN.match(text):
             self._is_trace = True
         elif self._in_frames and text[0] not in " \t":
             self._in_frames = False  # the exception itself

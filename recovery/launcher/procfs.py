@@ -28,9 +28,7 @@ def stat_of(pid: int) -> ProcessStat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # the name before it may hold spaces and brackets
-    return ProcessStat(
-        pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
-    )
+    return ProcessStat(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
 def is_alive(pid: int, start_time: int) -> bool:

@@ -41,6 +41,7 @@ class Publisher:
         self._count = 0
         self._order = 0
         self._sending = 0  # taken from the queues and not yet durable
+        self._unflushed = False  # metrics or logs since the last flush
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -103,9 +104,7 @@ class Publisher:
                 except BusError as error:
                     if str(error) != told:
                         told = str(error)
-                        self._warn(
-                            f"the bus does not take messages ({told}); keeping the newest until it does"
-                        )
+                        self._warn(f"the bus does not take messages ({told}); keeping the newest until it does")
                     with self._changed:
                         self._changed.wait(RETRY_SECONDS)
         if producer is not None:
@@ -126,16 +125,25 @@ class Publisher:
             return batch
 
     def _send(self, producer: Producer, batch: list[Queued]) -> None:
-        """Send and flush; what the producer has accepted leaves `batch`, so that it is not sent twice."""
+        """Send and flush; what the producer has accepted leaves `batch`, so that it is not sent twice.
+
+        Topics have no common order on a bus. A heartbeat and an exit say that all before them is there: so it is
+        made durable before an event is sent.
+        """
         while batch:
             encoded = batch[0].encoded
             try:
+                if encoded.topic == "events" and self._unflushed:
+                    producer.flush(FLUSH_SECONDS_MAX)
+                    self._unflushed = False
                 producer.send(encoded.topic, encoded.key, encoded.headers, encoded.value)
             except BusFull:
                 producer.flush(FLUSH_SECONDS_MAX)
                 continue
             batch.pop(0)
+            self._unflushed = self._unflushed or encoded.topic != "events"
         producer.flush(FLUSH_SECONDS_MAX)
+        self._unflushed = False
         with self._changed:
             self._sending = 0
             self._changed.notify()

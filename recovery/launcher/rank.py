@@ -162,11 +162,7 @@ class LocalRank:
 
     def stacks(self) -> str:
         """What it has written so far."""
-        return (
-            os.pread(self._stacks, STACKS_BYTES_MAX, 0).decode("utf-8", "replace")
-            if self._stacks >= 0
-            else ""
-        )
+        return os.pread(self._stacks, STACKS_BYTES_MAX, 0).decode("utf-8", "replace") if self._stacks >= 0 else ""
 
     def error(self) -> ErrorRecord | None:
         """The exception that ended it: as the rank itself says, else as its last traceback does."""
@@ -178,9 +174,7 @@ class LocalRank:
         if raw:
             with suppress(ValueError, TypeError):  # the rank could write there whatever it likes
                 said = json.loads(raw)
-                return ErrorRecord(
-                    type=str(said["type"]), text=str(said["text"]), traceback=str(said["traceback"])
-                )
+                return ErrorRecord(type=str(said["type"]), text=str(said["text"]), traceback=str(said["traceback"]))
         return self.log.error
 
     def view(self) -> RankState:

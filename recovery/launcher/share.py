@@ -151,15 +151,11 @@ class Share:
         """Why a hello is not from one of our ranks; empty where it is."""
         rank = self.ranks.get(hello.rank)
         if hello.job != self._config.job or hello.attempt != self.attempt or rank is None:
-            return (
-                f"hello of rank {hello.rank}, attempt {hello.attempt} of {hello.job}, which does not run here"
-            )
+            return f"hello of rank {hello.rank}, attempt {hello.attempt} of {hello.job}, which does not run here"
         if hello.token != self.order.token:
             return f"hello of rank {hello.rank} with a token that is not this attempt's"
         leader = stat_of(session)
-        unheard_of = (
-            rank.pending and leader is not None and leader.parent == zygote
-        )  # it was faster than the news
+        unheard_of = rank.pending and leader is not None and leader.parent == zygote  # it was faster than the news
         if session != rank.pid and not unheard_of:
             return f"hello of rank {hello.rank} from a process that is not in that rank's session"
         return ""

@@ -138,9 +138,7 @@ class Telemetry:
                 self._close(connection)
                 return False
             if flags & socket.MSG_TRUNC:
-                self._garbage(
-                    connection, "", packet[:1024], f"the packet has more than {PACKET_BYTES_MAX} bytes"
-                )
+                self._garbage(connection, "", packet[:1024], f"the packet has more than {PACKET_BYTES_MAX} bytes")
             else:
                 self._take(connection, packet)
             if connection not in self._connections:
@@ -150,7 +148,9 @@ class Telemetry:
     def sweep(self, rank: int | None = None, looks_max: int = 50) -> None:
         """Take in everything that has been sent before now, by all or by one rank."""
         self.accept()
-        for connection in self._of(rank):
+        for connection in list(self._connections):
+            if rank not in (None, connection.rank) and connection.hello is not None:
+                continue
             for _ in range(looks_max):
                 if not self.read(connection):
                     break
@@ -188,9 +188,7 @@ class Telemetry:
         self._path.unlink(missing_ok=True)
 
     def _of(self, rank: int | None) -> Iterator[Connection]:
-        return (
-            connection for connection in list(self._connections) if rank is None or connection.rank == rank
-        )
+        return (connection for connection in list(self._connections) if rank is None or connection.rank == rank)
 
     def _take(self, connection: Connection, packet: bytes) -> None:
         try:
@@ -213,7 +211,8 @@ class Telemetry:
             self._garbage(connection, HELLO, body, f"not a hello.v1: {error}")
             return
         stat = stat_of(connection.peer_pid)
-        reason = self._audience.refuses(hello, stat.session if stat else 0)
+        # A rank that is gone already is its own session's leader: its id is that of the session.
+        reason = self._audience.refuses(hello, stat.session if stat else connection.peer_pid)
         if reason:
             self._garbage(connection, HELLO, b"", reason)  # without the body: the token is a secret
             self._close(connection)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import LauncherConfig
-from .procfs import start_time_of
+from .procfs import kill_session, start_time_of
 
 ZYGOTE_PATH = Path(__file__).resolve().parent.parent / "torch_side" / "zygote.py"
 RECEIVED_BYTES_MAX = 1024 * 1024
@@ -174,6 +174,7 @@ class ZygoteLink:
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+        kill_session(self.pid, self.start_time)  # a fork that was not yet tied to it
         self.gone = True
         self.connection.close()
         self.output.close()

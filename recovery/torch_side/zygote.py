@@ -21,6 +21,7 @@ import io
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.optim", "torch.nn.parallel", "torch.distributed")
+ARM_SECONDS_MAX = 5.0
 FRAME_BYTES_MAX = 1024 * 1024
 ERROR_TEXT_CHARS_MAX = 16_000
 PR_SET_PDEATHSIG = 1
@@ -48,7 +50,7 @@ def die_with(parent: int) -> None:
     """SIGKILL to us when `parent` ends; at once where it has ended already."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Frames:
@@ -139,9 +141,7 @@ def serve(frames: Frames) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
     problems = preload(settings)
     gc.collect()
     gc.freeze()  # the collector of a rank must not touch, and so copy, the pages it shares with us
-    frames.send(
-        {"ready": os.getpid(), "problems": problems, "threads": len(list(Path("/proc/self/task").iterdir()))}
-    )
+    frames.send({"ready": os.getpid(), "problems": problems, "threads": len(list(Path("/proc/self/task").iterdir()))})
     selector = selectors.DefaultSelector()
     selector.register(frames.connection, selectors.EVENT_READ)
     selector.register(woken, selectors.EVENT_READ)
@@ -166,21 +166,27 @@ def fork(frames: Frames, request: dict[str, Any], descriptors: list[int]) -> boo
     zygote = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    armed, arm = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
     except OSError as error:
         pid = -1
         frames.send({"refused": request["fork"], "reason": f"fork failed: {error.strerror}"})
     if pid == 0:
-        os.setsid()
         die_with(zygote)
+        os.setsid()  # after that: what is still in our session when we die could outlive us, and is hunted
+        os.close(armed)
+        os.close(arm)
         return True
-    for descriptor in descriptors:
+    for descriptor in (*descriptors, arm):
         os.close(descriptor)
     if pid > 0:
+        # Nobody hears of a rank that could still outlive us, were it stopped now. It closes `arm`, or ends.
+        select.select([armed], [], [], ARM_SECONDS_MAX)
         pidfd = os.pidfd_open(pid)
         frames.send({"forked": request["fork"], "pid": pid}, [pidfd])
         os.close(pidfd)
+    os.close(armed)
     return False
 
 
@@ -250,9 +256,7 @@ def say_error(error: BaseException, errors: int) -> None:
 
     kind = type(error)
     name = (
-        kind.__qualname__
-        if kind.__module__ in ("builtins", "__main__")
-        else f"{kind.__module__}.{kind.__qualname__}"
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
     try:
         text = str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,6 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             lab.processes[node].wait()
 
         def end_rank(rank: int, signal: int) -> None:
-            import os
-
             os.kill(lab.pids()[rank], signal)
             wait_for(lambda: rank not in lab.pids(), f"rank {rank} is seen to be gone")
 
