@@ -79,13 +79,14 @@ def choose(clues: Sequence[Clue], roster: Roster) -> Blame:
     others = [clue for clue in [lead, first, *together] if clue is not lead]
     suffering = sorted((clue for clue in clues if clue.role in ("cascade", "weak")), key=_order)
     evidence = _evidence([lead, *others, *suffering[:2]])
-    blamed = _ranks(culprits, roster)
+    victims = max(0, roster.size - len(_ranks(culprits, roster)))
+    if not culprits and lead.fault_class == "user_error":
+        victims = 0  # all of them did it
     return Blame(
         lead=lead, fault_class=lead.fault_class, severity=lead.severity or table_severity,
-        advice=lead.advice or table_advice, culprits=culprits, victims=max(0, roster.size - len(blamed)) if culprits else
-        (0 if lead.fault_class == "user_error" else roster.size), summary=summary, evidence=evidence,
-        detector=f"rules/{lead.rule}" if lead.rule else {"exit": "liveness", "node": "liveness", "hang": "liveness",
-        "nan": "job_channel", "log": "rules"}[lead.kind], confirmed=better is not None,
+        advice=lead.advice or table_advice, culprits=culprits, victims=victims, summary=summary, evidence=evidence,
+        detector=f"rules/{lead.rule}" if lead.rule else "job_channel" if lead.kind == "nan" else "liveness",
+        confirmed=better is not None,
     )  # fmt: skip
 
 
@@ -150,7 +151,9 @@ def _summary(
     if together and not culprits:
         return f"All {roster.size} ranks ended with the same kind of error: {lead.summary}"
     if together and len(culprits) == 1 and culprits[0].rank is None:
-        ranks = ", ".join(str(rank) for rank in sorted({clue.rank for clue in (lead, *together) if clue.rank is not None}))
+        ranks = ", ".join(
+            str(rank) for rank in sorted({clue.rank for clue in (lead, *together) if clue.rank is not None})
+        )
         return f"Ranks {ranks}, all on {culprits[0].node}, were lost together: {lead.summary}"
     if lead.kind == "log" and end is not None and end.role == "root" and end.fault_class == lead.fault_class:
         return end.summary

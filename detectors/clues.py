@@ -1,4 +1,4 @@
-"""What the channels of detection hand to the judge: where a thing was said, findings that last, and clues to a crash."""
+"""What the channels hand to the judge: where a thing was said, conditions that last, and clues to a crash."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that begins and may end while the job trains: a straggler, a data stall, a contended node, a warning."""
+    """Something that begins and may end while the job trains: a straggler, a data stall, a warning."""
 
     key: str  # what it is about: one condition of a key is open at a time
     fault_class: FaultClass

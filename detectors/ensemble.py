@@ -68,6 +68,13 @@ def load_model(name: str) -> _Model:
     return model
 
 
+def warm_up(config: EnsembleConfig) -> str:
+    """Import PyOD before the first message; why the ensemble will be off, or an empty text."""
+    ensemble = Ensemble(config)
+    ensemble.preload()
+    return ensemble.reason
+
+
 class Ensemble:
     """Learns from clean steps and says how unlike them a rank's step is. `reason` says why it is off, or is empty."""
 
@@ -146,7 +153,7 @@ class Ensemble:
         ensemble = cls(config)
         if state["model"] != ensemble.config.model:
             raise EnsembleRefused(
-                f"the stored ensemble is {state['model']!r}, the configured one {ensemble.config.model!r}; it is fitted anew"
+                f"the stored ensemble is {state['model']!r}, the configured one {ensemble.config.model!r}; fit it anew"
             )
         ensemble._state = msgspec.convert({k: v for k, v in state.items() if k != "model"}, _State)
         ensemble._reference = arrays["reference"].copy()
@@ -156,7 +163,7 @@ class Ensemble:
             wanted = list(ensemble._state.checks)
             ensemble._fit(arrays["fitted"].copy())
             if not ensemble.reason and not np.allclose(wanted, ensemble._state.checks, rtol=1e-6, atol=1e-9):
-                raise EnsembleRefused("the stored ensemble does not reproduce its scores here; it is fitted anew")
+                raise EnsembleRefused("the stored ensemble does not reproduce its scores here; fit it anew")
         return ensemble
 
     def _deviations(self, rows: Floats) -> Floats:

@@ -31,7 +31,7 @@ def condition_of(finding: Finding, matrix: StepMatrix, roster: Roster, decades: 
             Evidence(
                 kind="metric", at=seen_at, rank=rank, node=node, metric="detect.ensemble.pca", step=onset,
                 value=10.0**-decades, unit="probability",
-                text=f"PCA over the rank's timings: rows like these have a probability of about 1e-{decades} in clean steps",
+                text=f"PCA over the rank's timings: in clean steps such rows have a probability of about 1e-{decades}",
             )
         )  # fmt: skip
     return Condition(
@@ -67,8 +67,9 @@ def _text(finding: Finding, rank: int, value: float, peers: float) -> str:
 
 def _summary(finding: Finding, rank: int, node: str | None, value: float, peers: float, onset: int) -> str:
     percent = f"+{100.0 * (value / peers - 1.0):.0f} %" if peers > 0.0 else "from nothing"
+    beside = f"{value:.3g} s a step, its peers {peers:.3g} s"
     if finding.kind == "straggler":
-        return f"Rank {rank} on {node} computes slowly since step {onset}: {value:.3g} s a step, its peers {peers:.3g} s ({percent})."
+        return f"Rank {rank} on {node} computes slowly since step {onset}: {beside} ({percent})."
     if finding.kind == "data_stall":
-        return f"Rank {rank} on {node} waits for its data since step {onset}: {value:.3g} s a step, its peers {peers:.3g} s."
+        return f"Rank {rank} on {node} waits for its data since step {onset}: {beside}."
     return f"The processors of {node} are contended since step {onset}: its ranks wait {value:.3g} s a step for a core."

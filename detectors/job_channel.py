@@ -125,7 +125,9 @@ class JobChannel:
         everyone = settled and len(guilty) >= max(1, len(self._state.told))
         what = "gradient" if entry.metric == GRADIENT else "loss"
         if everyone:
-            summary = f"The {what} is {entry.value} on all {len(guilty)} ranks from step {first}: no single rank did it."
+            summary = (
+                f"The {what} is {entry.value} on all {len(guilty)} ranks from step {first}: no single rank did it."
+            )
             culprits: tuple[Culprit, ...] = ()
         else:
             names = " and ".join(f"rank {rank} on {roster.node_of(rank)}" for rank in list(guilty)[:4])
@@ -154,14 +156,10 @@ class JobChannel:
 
     def _evidence(self, rank: int, bad: _Bad, roster: Roster) -> Evidence:
         told = sorted(other for other, step in self._state.told.items() if other != rank and step >= bad.step)
-        fine = [
-            other
-            for other in told
-            if not any(entry.step == bad.step for entry in self._state.bad.get(other, ()))
-        ]
+        fine = [other for other in told if not any(entry.step == bad.step for entry in self._state.bad.get(other, ()))]
         return Evidence(
             kind="metric",
-            text=f"{bad.metric} of rank {rank} is {bad.value} at step {bad.step}; {len(fine)} other ranks are finite there",
+            text=f"{bad.metric} of rank {rank} is {bad.value} at step {bad.step}; {len(fine)} others are finite there",
             at=bad.at,
             rank=rank,
             node=roster.node_of(rank),
@@ -171,4 +169,3 @@ class JobChannel:
             partition=bad.source.partition,
             offset=bad.source.offset,
         )
-

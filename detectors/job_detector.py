@@ -206,9 +206,7 @@ class JobDetector:
         if self._attempt is not None:
             self._out += self._attempt.judge.close_all(message.at)
         started = message.at
-        self._attempt = _Attempt(
-            self.job, Roster(attempt=message.attempt, started_at=started), self.config, self.rules
-        )
+        self._attempt = _Attempt(self.job, Roster(attempt=message.attempt, started_at=started), self.config, self.rules)
         self.ensemble.reset_ranks()
         if self._tick is None or isinstance(message, AttemptStarted):
             self._tick = max(self._tick or 0, math.floor(started / TICK_SECONDS))
@@ -248,7 +246,7 @@ class JobDetector:
         clues += [numbers] if numbers is not None else []
         if judge.hang_open and roster.moved_at is not None and roster.moved_at > judge.opened_at:
             self._out += judge.recovered(now)
-        if not judge.fatal_open or judge.hang_open:
+        if judge.may_hang:
             hang = look_for_hang(now, roster, config)
             clues += [hang] if hang is not None else []
         lost = look_for_lost_node(now, roster, config)

@@ -1,4 +1,4 @@
-"""The judge: one incident per cause and attempt, the earliest root before all who only suffer, revisions under one id."""
+"""The judge: one incident per cause and attempt, roots before those who suffer, revisions under one id."""
 
 from __future__ import annotations
 
@@ -81,6 +81,12 @@ class Judge:
     def over(self) -> bool:
         """The attempt's ranks are gone: nothing begins any more."""
         return self._state.over
+
+    @property
+    def may_hang(self) -> bool:
+        """A hang would be news: nothing is open that explains it."""
+        fatal = self._state.fatal
+        return fatal is None or fatal.kind in ("hang", "nan")
 
     @property
     def unsettled(self) -> bool:
@@ -172,17 +178,22 @@ class Judge:
             return False
         if fatal.verdict.settled and fatal.kind == "hang":
             return clue.kind != "hang" or clue.settled == fatal.verdict.settled
-        return clue.kind == "hang" and fatal.kind != "hang"
+        if clue.kind == "hang" and fatal.kind != "hang":
+            return not self._apart(fatal, clue)
+        return False
 
     def _part(self, clue: Clue) -> None:
-        """Bad numbers do not kill: a death long after them opens an incident of its own, theirs stays open beside it."""
+        """Bad numbers do not kill: a death long after them is an incident of its own, theirs stays open beside it."""
         fatal = self._state.fatal
-        if fatal is None or fatal.kind != "nan" or not fatal.verdict.settled:
-            return
-        dies = clue.role == "root" and (clue.kind == "node" or clue.signal is not None or clue.alone)
-        if dies and clue.kind != "nan" and clue.at > fatal.verdict.onset_at + self.config.apart_seconds:
+        if fatal is not None and self._apart(fatal, clue):
             self._state.conditions["nan"] = fatal.verdict
             self._state.fatal = None
+
+    def _apart(self, fatal: _Incident, clue: Clue) -> bool:
+        if fatal.kind != "nan" or not fatal.verdict.settled or clue.kind == "nan" or clue.role != "root":
+            return False
+        breaks = clue.kind in ("node", "hang") or clue.signal is not None or clue.alone
+        return breaks and clue.at > fatal.verdict.onset_at + self.config.apart_seconds
 
     def _add(self, fatal: _Incident, clue: Clue) -> None:
         if clue.key:
@@ -270,8 +281,10 @@ class Judge:
             clue
             for clue in self._state.kept
             if clue.kind != "log"
-            or now <= clue.at + self.config.confirm_seconds
-            and (clue.rank is None or clue.step is None or roster.ranks[clue.rank].step < clue.step + 2)
+            or (
+                now <= clue.at + self.config.confirm_seconds
+                and (clue.rank is None or clue.step is None or roster.ranks[clue.rank].step < clue.step + 2)
+            )
         ]
         if not any(_breaks(clue) for clue in self._state.kept):
             self._state.waiting_since = None
@@ -293,4 +306,3 @@ def _breaks(clue: Clue) -> bool:
 
 def _revise(verdict: Verdict, now: float, **changes: Any) -> Verdict:
     return msgspec.structs.replace(verdict, revision=verdict.revision + 1, at=now, **changes)
-

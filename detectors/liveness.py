@@ -47,7 +47,7 @@ def look_for_hang(now: float, roster: Roster, config: LivenessConfig) -> Clue | 
         return None
     if roster.last_exit_at is not None and now < roster.last_exit_at + config.after_exit_seconds:
         return None
-    still = now - max(roster.moved_at or roster.started_at, roster.started_at)
+    still = now - roster.active_at
     if not roster.trained:
         return _startup(now, roster, live, config) if still >= config.startup_ceiling_seconds else None
     stopped = [rank for rank in live if rank.stalled in STOPPED]
@@ -84,7 +84,8 @@ def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Cl
     lost = [node for node in nodes if node.node in silent]
     lost.sort(key=lambda node: (node.heard_at or 0.0, node.node))
     first = lost[0]
-    assert first.heard_at is not None and first.last is not None
+    assert first.heard_at is not None
+    assert first.last is not None
     known = len(lost) == 1 or bool(fresh)
     evidence = tuple(
         Evidence(
@@ -95,11 +96,12 @@ def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Cl
     )  # fmt: skip
     names = " and ".join(node.node for node in lost[:4])
     summary = (
-        f"{'Nodes' if len(lost) > 1 else 'Node'} {names} {'are' if len(lost) > 1 else 'is'} silent: no launcher heartbeat"
-        f" for {now - first.heard_at:.0f} s{'' if known else '; nobody else speaks either'}."
+        f"{'Nodes' if len(lost) > 1 else 'Node'} {names} {'are' if len(lost) > 1 else 'is'} silent: no launcher"
+        f" heartbeat for {now - first.heard_at:.0f} s{'' if known else '; nobody else speaks either'}."
     )
     return Clue(
-        kind="node", advice=None if known else "notify", role="root", fault_class="node_lost", at=first.heard_at, rank=None, node=first.node,
+        kind="node", role="root", fault_class="node_lost", at=first.heard_at, rank=None, node=first.node,
+        advice=None if known else "notify",
         source=Source(
             rank=first.last.rank, node=first.node, topic=first.last.topic, sequence=first.last.sequence,
             partition=first.last.partition, offset=first.last.offset, silence=True,
@@ -121,7 +123,9 @@ def node_suspect(now: float, roster: Roster, config: LivenessConfig) -> bool:
 def exit_clue(message: RankExited, place: Place | None, roster: Roster, rules: RuleBook) -> Clue | None:
     """What one rank's exit says about the cause; None where it is no fault of anybody."""
     rank = roster.ranks[message.rank]
-    interrupted = message.signal == INTERRUPTED or (message.error is not None and _bare(message.error.type) == "KeyboardInterrupt")
+    interrupted = message.signal == INTERRUPTED or (
+        message.error is not None and _bare(message.error.type) == "KeyboardInterrupt"
+    )
     if message.stopped_by_launcher or rank.finished or message.exit_code == 0 or interrupted:
         return None
     where = f"Rank {message.rank} on {message.node}"
@@ -272,7 +276,9 @@ def _hang(now: float, roster: Roster, ranks: list[RankState], how: str, *, settl
         "stopped": "its process is stopped", "silent": "it sends no heartbeats while its peers wait for it",
         "odd": "its peers wait for it",
     }.get(how, "")  # fmt: skip
-    summary = f"{who} in step {step}: {reason}." if ranks else f"All ranks stand still in step {step}; nobody stands out."
+    summary = (
+        f"{who} in step {step}: {reason}." if ranks else f"All ranks stand still in step {step}; nobody stands out."
+    )
     return Clue(
         kind="hang", role="root", fault_class="hang", at=onset, rank=witness.rank if ranks else None,
         node=witness.node if ranks else None, source=source, evidence=evidence, summary=summary, alone=True,
@@ -283,10 +289,15 @@ def _hang(now: float, roster: Roster, ranks: list[RankState], how: str, *, settl
 def _hang_evidence(now: float, roster: Roster, rank: RankState, how: str) -> Evidence:
     still = now - max(roster.moved_at or roster.started_at, roster.started_at)
     if how == "stopped":
-        text, at = f"the process of rank {rank.rank} is in state {rank.stalled}, no progress for {still:.1f} s", rank.stalled_since
+        text, at = (
+            f"the process of rank {rank.rank} is in state {rank.stalled}, no progress for {still:.1f} s",
+            rank.stalled_since,
+        )
     else:
         heard = rank.heard_at if rank.heard_at is not None else roster.started_at
-        text = f"rank {rank.rank}: last heartbeat {now - heard:.1f} s ago in phase {rank.phase}, no step for {still:.1f} s"
+        text = (
+            f"rank {rank.rank}: last heartbeat {now - heard:.1f} s ago in phase {rank.phase}, no step for {still:.1f} s"
+        )
         at = heard
     last = rank.last
     return Evidence(

@@ -147,7 +147,7 @@ class Merge:
         return lowest
 
     def to_state(self) -> dict[str, Any]:
-        """JSON-able state without what is held back; resume reading at `held_offsets` or behind the last record read."""
+        """JSON-able, without what is held back: read on from `held_offsets`, or behind the last record read."""
         state = msgspec.convert(msgspec.to_builtins(self._state), _State)
         for merged in [*self._late, *(entry[-1] for entry in self._held)]:
             stream = state.streams.get(_stream_key(merged.message, TOPIC_OF[type(merged.message)]))

@@ -87,6 +87,8 @@ class RankChannel:
         self._data: Floats = np.full((WINDOW, count), np.nan)
         self._delay: Floats = np.full((WINDOW, count), np.nan)
         self._out: Bools = np.zeros((WINDOW, count), dtype=np.bool_)
+        self._known_at = -1  # `base` is computed once for each number of clean steps
+        self._known: list[Floats] = []
 
     @property
     def learned(self) -> int:
@@ -104,8 +106,12 @@ class RankChannel:
 
     def base(self, index: int) -> Floats:
         """Each rank's own learned normal: 0 compute, 1 data, 2 run-queue delay. NaN before it is known."""
-        rows = self._base[: self._state.learned, index]
-        return np.asarray(_nanmedian(rows)) if len(rows) else np.full(len(self.ranks), np.nan)
+        if self._known_at != self._state.learned:
+            self._known_at = self._state.learned
+            rows = self._base[: self._state.learned]
+            empty = np.full(len(self.ranks), np.nan)
+            self._known = [_nanmedian(rows[:, which]) if len(rows) else empty for which in range(3)]
+        return self._known[index]
 
     def score(self, matrix: StepMatrix, step: int) -> list[Finding]:
         """Score one closed step. Steps of the warm-up, and steps a rank marked as no plain training, say nothing."""
@@ -169,7 +175,9 @@ class RankChannel:
         else:
             self._score_few(values, row)
         data, delay, length = (matrix.values(step, name) for name in (DATA, DELAY, STEP))
-        assert data is not None and delay is not None and length is not None
+        assert data is not None
+        assert delay is not None
+        assert length is not None
         base = self.base(1)
         over_base = np.where(np.isfinite(base), data - base, data)
         floor = np.nanmax([config.data_excess_seconds, config.data_excess_fraction * _median(length)])
@@ -248,7 +256,7 @@ class RankChannel:
             )  # fmt: skip
         for node in sorted(set(self.nodes)):
             members = [index for index, name in enumerate(self.nodes) if name == node]
-            busy = (self._delay[:, members] > config.contended_delay_fraction).all(axis=1)
+            busy: Bools = np.all(self._delay[:, members] > config.contended_delay_fraction, axis=1)
             calm = bool((self._delay[-1, members] < config.contended_delay_fraction / 2).any())
             found += self._hysteresis(
                 matrix, "contended_node", node, members[0], busy, config.contended_steps, calm, count_calm

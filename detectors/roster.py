@@ -134,6 +134,12 @@ class Roster(msgspec.Struct, kw_only=True):
         return max(self.world_size, len(self.ranks))
 
     @property
+    def active_at(self) -> float:
+        """When anything last changed: a rank's step or its phase, or the attempt's start."""
+        changes = [rank.moved_at for rank in self.ranks.values() if rank.moved_at is not None]
+        return max([self.started_at, *changes])
+
+    @property
     def median_step(self) -> float:
         """Seconds a step takes; 0.0 before there are two."""
         return sorted(self.step_seconds)[len(self.step_seconds) // 2] if self.step_seconds else 0.0

@@ -78,7 +78,7 @@ class SyntheticJob:
         self.counts[key] += 1
         return {
             "job": self.job, "attempt": self.attempt, "rank": rank, "node": name,
-            "sequence": self.counts[key] - 1, "at": round(at, 6),
+            "sequence": self.counts[key] - 1, "at": round(float(at), 6),
         }  # fmt: skip
 
     def say(self, message: Message) -> None:
@@ -92,7 +92,10 @@ class SyntheticJob:
         )
         self.say(
             AttemptStarted(
-                **self.stamp(-1, "events", self.at, "node0"), world_size=self.world, places=places, resume_step=resume_step
+                **self.stamp(-1, "events", self.at, "node0"),
+                world_size=self.world,
+                places=places,
+                resume_step=resume_step,
             )
         )
         for rank in range(self.world):
@@ -134,9 +137,7 @@ class SyntheticJob:
                 continue
             at = begin + 0.013 * rank
             while at < end:
-                self.say(
-                    Metrics(**self.stamp(rank, "metrics", at), phase=(phases or {}).get(rank, phase), step=step)
-                )
+                self.say(Metrics(**self.stamp(rank, "metrics", at), phase=(phases or {}).get(rank, phase), step=step))
                 at += FLUSH_SECONDS
         self.beats(begin, end)
         self.at = end
@@ -229,14 +230,17 @@ class SyntheticJob:
             self.say(
                 Metrics(
                     **self.stamp(rank, "metrics", at), phase="checkpoint" if now in checkpoints else "train", step=now,
-                    steps=tuple(int(step) for step in numbers[done:upto]), ended_at=tuple(float(e) for e in ends[done:upto]),
+                    steps=tuple(int(step) for step in numbers[done:upto]),
+                    ended_at=tuple(float(end) for end in ends[done:upto]),
                     columns=finite if upto > done else {}, non_finite=rest if upto > done else (),
                 )
             )  # fmt: skip
             done = upto
             at += FLUSH_SECONDS
 
-    def log(self, rank: int, text: str, *, node: str | None = None, stream: str = "stderr", after: float = 0.0) -> SyntheticJob:
+    def log(
+        self, rank: int, text: str, *, node: str | None = None, stream: str = "stderr", after: float = 0.0
+    ) -> SyntheticJob:
         line = LogLine(at=round(self.at + after, 6), stream=stream, text=text)
         self.say(Logs(**self.stamp(rank, "logs", self.at + after, node), lines=(line,)))
         return self
@@ -305,7 +309,9 @@ def with_places(messages: Sequence[Message]) -> list[tuple[Message, Place]]:
     return out
 
 
-def detect(messages: Sequence[Message], config: DetectorConfig | None = None, *, until: float | None = None) -> list[Verdict]:
+def detect(
+    messages: Sequence[Message], config: DetectorConfig | None = None, *, until: float | None = None
+) -> list[Verdict]:
     """All verdicts of a list of messages that arrive in the order given, through the merge."""
     detector, merge = JobDetector(messages[0].job, config), Merge()
     verdicts: list[Verdict] = []
