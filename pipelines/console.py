@@ -25,6 +25,7 @@ UI_FOLDER = Path(__file__).resolve().parent.parent / "ui"
 APP = UI_FOLDER / "app.py"
 THEME = UI_FOLDER / "config" / "theme.toml"
 TOKEN_LENGTH_MIN = 16
+CONSOLE_NICE = 5  # ranks come first, but a person waits: at 19 a busy machine never draws a page
 READY_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.1
 
@@ -204,7 +205,7 @@ def become_streamlit(words: Sequence[str]) -> NoReturn:
     environ = child_environ(os.environ, arguments)
     if not is_loopback(arguments.host) and not environ["TRANSOM_CONSOLE_TOKEN"]:
         raise ConsoleRefused(f"a console on {arguments.host} needs a login token: pass --token-file")
-    step_back()
+    step_back(CONSOLE_NICE)
     go_with_parent(environ)
     flags = streamlit_flags(arguments.host, arguments.port)
     os.execve(sys.executable, [sys.executable, "-P", "-m", "streamlit", "run", *flags], environ)

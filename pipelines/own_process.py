@@ -14,14 +14,14 @@ PARENT_VARIABLE = "TRANSOM_PARENT_PID"  # set by Children: the process that must
 NICE = 19
 
 
-def step_back() -> None:
-    """Lowest processor priority, within the session and across sessions.
+def step_back(nice: int = NICE) -> None:
+    """Lowest processor priority (or `nice`), within the session and across sessions.
 
     Ranks run in sessions of their own; with the kernel's autogroups, nice alone does nothing across sessions.
     """
-    os.nice(NICE)
+    os.nice(nice)
     try:
-        Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
+        Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
     except OSError:
         return  # no autogroups in this kernel, or not ours to write: nice is all there is
 

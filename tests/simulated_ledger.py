@@ -5,13 +5,24 @@ Not the record service: it exists so that the console's pages can be tested and 
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from typing import Any
 
 import msgspec
 
-from ingest.events import AttemptStarted, RankPlace
+from ingest.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointEvent,
+    LogLine,
+    Logs,
+    Metrics,
+    NodeHeartbeat,
+    NonFinite,
+    RankPlace,
+)
 from pipelines.ledger.shapes import (
     CommandRequest,
     Health,
@@ -245,6 +256,55 @@ class SimulatedLedger:
 
     def close(self) -> None:
         return
+
+    def messages(self) -> list[Any]:
+        """The same story as the messages that a job, its launchers, detect and recover would have sent."""
+        sequence = itertools.count()
+        by_step: dict[tuple[int, int, int], float] = {(a, r, s): at for a, r, s, at in self.samples}
+        said: list[Any] = [self._attempt_started(attempt) for attempt in self.attempts]
+        for (attempt, rank, step), at in by_step.items():
+            columns = {name: (self.value(name, rank, step, at),) for name in METRIC_NAMES}
+            missing = tuple(NonFinite(name, 0, "nan") for name, (value,) in columns.items() if value is None)
+            said.append(Metrics(
+                job=JOB, attempt=attempt, rank=rank, node=self._node(attempt, rank), sequence=next(sequence), at=at,
+                phase="train", step=step + 1, steps=(step,), ended_at=(at,), columns=columns, non_finite=missing,
+            ))  # fmt: skip
+            if rank == 0 and step % 10 == 0:
+                said.append(CheckpointEvent(
+                    job=JOB, attempt=attempt, rank=-1, node="node-0", sequence=next(sequence), at=at + 0.05,
+                    state="complete", step=step, tier="memory",
+                ))  # fmt: skip
+        for line in self._lines():
+            text = LogLine(at=line.event_at, stream=line.stream, text=line.text)  # type: ignore[arg-type]
+            said.append(Logs(
+                job=JOB, attempt=1, rank=line.rank, node=line.node, sequence=next(sequence), at=line.event_at,
+                lines=(text,),
+            ))  # fmt: skip
+        for story in map(self.incident, self._stories):
+            said += [*story.verdicts, *story.actions, *story.receipts, *story.transitions]
+            if story.incident.closed_at is not None:
+                last = story.verdicts[-1]
+                said.append(msgspec.structs.replace(
+                    last, revision=last.revision + 1, status="closed", at=story.incident.closed_at
+                ))  # fmt: skip
+        if self.stopped:
+            said += [
+                AttemptEnded(job=JOB, attempt=len(self.attempts), rank=-1, node=node, sequence=next(sequence),
+                             at=self.now - 1.0, outcome="failed")
+                for node in self.attempts[-1]["nodes"]
+            ]  # fmt: skip
+        return sorted(said, key=lambda message: float(message.at))
+
+    def heartbeats(self, at: float) -> list[NodeHeartbeat]:
+        """A sign of life of each launcher."""
+        return [
+            NodeHeartbeat(job=JOB, attempt=len(self.attempts), rank=-1, node=node, sequence=int(at * 1000), at=at,
+                          ranks_alive=(0, 1))
+            for node in self.attempts[-1]["nodes"]
+        ]  # fmt: skip
+
+    def _node(self, attempt: int, rank: int) -> str:
+        return str(self.attempts[attempt - 1]["nodes"][rank // 2])
 
     def _attempt_started(self, attempt: dict[str, Any]) -> AttemptStarted:
         places = tuple(

@@ -81,11 +81,7 @@ def timeline_strip(moments: Sequence[Moment], zone: tzinfo | None, now: float, *
     """The moments of an incident from left to right, with the seconds between them."""
     cells: list[str] = []
     for moment in moments:
-        since = (
-            f'<span class="t-gap">+{escape(seconds_words(moment.since))}</span>'
-            if moment.since is not None
-            else ""
-        )
+        since = f'<span class="t-gap">+{escape(seconds_words(moment.since))}</span>' if moment.since is not None else ""
         cells.append(
             f'<li title="{escape(clock_words(moment.at, zone, day=True))}">{since}'
             f"<b>{escape(moment.label)}</b>"

@@ -92,9 +92,7 @@ class Ledger:
 
     def incidents(self, job: str = "") -> tuple[IncidentView, ...]:
         """Newest onset first, at most INCIDENTS_MAX."""
-        page = self._ask(
-            ("incidents", job), lambda: self._reader.incidents(job=job or None, limit=INCIDENTS_MAX)
-        )
+        page = self._ask(("incidents", job), lambda: self._reader.incidents(job=job or None, limit=INCIDENTS_MAX))
         return tuple(sorted(page.incidents, key=lambda row: (onset(row), row.seq), reverse=True))
 
     def story(self, incident_id: str) -> IncidentStory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.ledger.shapes import IncidentStory, IncidentView
+from pipelines.ledger.shapes import IncidentStory, IncidentView, JobView
 from ui.charts import AMBER, RED, SLATE, Mark, Span
 from ui.views import Start, onset
 from ui.words import SEVERITY_MARKS, VERB_WORDS, class_words
@@ -63,9 +63,7 @@ def timeline(
         label = STATE_MOMENTS.get(transition.state)
         if label is not None and label not in found:
             found[label] = (transition.at, transition.cause.replace("_", " "))
-    following = next(
-        (start for start in starts if row.action and start.attempt == row.action.next_attempt), None
-    )
+    following = next((start for start in starts if row.action and start.attempt == row.action.next_attempt), None)
     if following is not None:
         found["Start"] = (following.at, f"attempt {following.attempt}")
     if first_step_at is not None:
@@ -89,6 +87,15 @@ def restart_marks(starts: Sequence[Start], begin: float | None = None) -> tuple[
     """A mark where each attempt but the first was started; only those since `begin`."""
     shown = [start for start in starts[1:] if begin is None or start.at >= begin]
     return tuple(Mark(start.at, f"attempt {start.attempt}", SLATE) for start in shown[-CHART_MARKS_MAX:])
+
+
+def job_window(job: JobView, starts: Sequence[Start], seconds: float | None, now: float) -> tuple[float | None, float]:
+    """What a job's chart shows: the last `seconds` of it (None: all), up to now or to when it was last heard."""
+    end = now if job.state == "running" else job.last_seen_at or now
+    first = starts[0].at if starts else job.started_at
+    if seconds is None:
+        return first, end
+    return max(first or 0.0, end - seconds), end
 
 
 def colour_of(row: IncidentView) -> str:

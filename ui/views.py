@@ -87,9 +87,7 @@ def figures(
     newest = max(checkpoints, key=lambda checkpoint: checkpoint.event_at, default=None)
     seconds = sorted(recoveries)
     return (
-        Figure(
-            "Jobs running", str(len(running)), f"of {len(jobs)} known", "Jobs whose ranks are training now."
-        ),
+        Figure("Jobs running", str(len(running)), f"of {len(jobs)} known", "Jobs whose ranks are training now."),
         Figure(
             "Open incidents",
             str(len(opened)),
@@ -313,10 +311,7 @@ def audit_rows(story: IncidentStory) -> tuple[tuple[str, ...], ...]:
     """Decisions, receipts, transitions and people's commands in one order of time."""
     rows: list[tuple[float, str, str, str]] = []
     rows += [(a.at, f"action: {a.verb}", f"policy, {a.mode}", a.rule) for a in story.actions]
-    rows += [
-        (r.at, f"receipt: {OUTCOME_WORDS.get(r.outcome, r.outcome)}", "backend", r.text)
-        for r in story.receipts
-    ]
+    rows += [(r.at, f"receipt: {OUTCOME_WORDS.get(r.outcome, r.outcome)}", "backend", r.text) for r in story.receipts]
     rows += [(t.at, f"state: {t.state}", "recover", t.cause) for t in story.transitions]
     rows += [(c.at, f"{c.verb} {c.feedback}".strip(), c.author, c.note or "–") for c in story.commands]
     return tuple(
@@ -342,11 +337,7 @@ def around_onset(lines: Sequence[LogRow], row: IncidentView) -> tuple[LogRow, ..
     """The log lines to show: the culprits' where they are known; a few before the onset, all after it."""
     ranks = culprit_ranks(row)
     nodes = {culprit.node for culprit in row.culprits if culprit.rank is None}
-    mine = (
-        [line for line in lines if line.rank in ranks or line.node in nodes]
-        if ranks or nodes
-        else list(lines)
-    )
+    mine = [line for line in lines if line.rank in ranks or line.node in nodes] if ranks or nodes else list(lines)
     before = [line for line in mine if line.event_at < onset(row)][-LOG_LINES_BEFORE_MAX:]
     return (*before, *(line for line in mine if line.event_at >= onset(row)))
 

@@ -186,9 +186,7 @@ def test_a_console_without_an_address_says_how_to_start_it() -> None:
         connect(Address())
 
 
-def test_a_console_for_others_asks_for_its_token(
-    simulated: SimulatedLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_console_for_others_asks_for_its_token(simulated: SimulatedLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSOM_CONSOLE_TOKEN", "a-token-of-some-length")
     app = console()
     assert not app.metric

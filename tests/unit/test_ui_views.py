@@ -42,9 +42,7 @@ def ledger(simulated: SimulatedLedger) -> Ledger:
 
 def story_of(simulated: SimulatedLedger, fault: str) -> IncidentStory:
     return next(
-        simulated.incident(row.incident_id)
-        for row in simulated.incidents().incidents
-        if row.fault_class == fault
+        simulated.incident(row.incident_id) for row in simulated.incidents().incidents if row.fault_class == fault
     )
 
 

@@ -20,9 +20,7 @@ def draw(source: Ledger, now: float, incident_id: str) -> None:
         story = source.story(incident_id)
     except NotInLedger:
         st.html(
-            markup.empty(
-                "No such incident", f"The ledger has none with the id {incident_id}.", "transom incidents"
-            )
+            markup.empty("No such incident", f"The ledger has none with the id {incident_id}.", "transom incidents")
         )
         return
     row = story.incident
@@ -40,17 +38,13 @@ def draw(source: Ledger, now: float, incident_id: str) -> None:
     shell.heading("What we saw")
     evidence = views.evidence_rows(story)
     if evidence:
-        st.html(
-            markup.table(views.EVIDENCE_HEADS, evidence, "Evidence of the newest revision of the verdict")
-        )
+        st.html(markup.table(views.EVIDENCE_HEADS, evidence, "Evidence of the newest revision of the verdict"))
     else:
         st.caption("The verdict carries no evidence.")
     _log(source, story)
     shell.heading("Decisions, receipts and people, in order")
     st.html(markup.table(views.AUDIT_HEADS, views.audit_rows(story), "Everything that was decided and done"))
-    st.caption(
-        f"Incident {row.incident_id} · the same on the command line: `transom explain {row.incident_id}`"
-    )
+    st.caption(f"Incident {row.incident_id} · the same on the command line: `transom explain {row.incident_id}`")
 
 
 def moments_of(source: Ledger, story: IncidentStory) -> tuple[timeline.Moment, ...]:
@@ -70,11 +64,7 @@ def _series(source: Ledger, story: IncidentStory, moments: tuple[timeline.Moment
     start, end = timeline.chart_window(row, moments, now)
     series = source.series(row.job, metric, start=start, end=end)
     if not any(series.ranks.values()):
-        st.html(
-            markup.empty(
-                "No samples here", f"No rank reported {metric} around the onset; choose another metric."
-            )
-        )
+        st.html(markup.empty("No samples here", f"No rank reported {metric} around the onset; choose another metric."))
         return
     culprits = views.culprit_ranks(row, series)
     marks = [mark for mark in timeline.restart_marks(source.starts(row.job)) if start <= mark.at <= end]
@@ -131,9 +121,7 @@ def respond(source: Ledger, story: IncidentStory) -> None:
     with st.popover("Respond", icon=":material/edit_note:", width="stretch"):
         author = st.text_input("Your name", key="author", persist_state="session", max_chars=80) or ""
         note = st.text_area("Note", key="note", max_chars=2_000, height=90) or ""
-        request = CommandRequest(
-            verb="acknowledge", incident_id=row.incident_id, job=row.job, author=author, note=note
-        )
+        request = CommandRequest(verb="acknowledge", incident_id=row.incident_id, job=row.job, author=author, note=note)
         plan = replace(request, plan_hash=row.action.plan_hash if row.action is not None else "")
         buttons: list[tuple[str, str, CommandRequest]] = [("acknowledge", "Acknowledge", request)]
         if row.outcome == "awaiting_approval" and row.action is not None:
@@ -158,9 +146,7 @@ def page() -> None:
     crumb.page_link("pages/incidents.py", label="Incidents", icon=":material/arrow_back:")
     live = shell.live_toggle(toggle)
     if not incident_id:
-        st.html(
-            markup.empty("No incident chosen", "Choose one on the incidents page; its address holds its id.")
-        )
+        st.html(markup.empty("No incident chosen", "Choose one on the incidents page; its address holds its id."))
         return
     closed = False
     try:

@@ -34,9 +34,7 @@ def filters() -> views.Filters:
             "Class", views.class_options(rows), key="class", hint="all classes", words=class_words
         )
     with fourth:
-        states = shell.url_choices(
-            "State", ("open", "closed"), key="state", hint="open and closed", words=str
-        )
+        states = shell.url_choices("State", ("open", "closed"), key="state", hint="open and closed", words=str)
     return views.Filters(chosen_jobs, severities, classes, states)
 
 
@@ -47,11 +45,7 @@ def table(source: Ledger, now: float, chosen: views.Filters) -> None:
         st.html(markup.no_incident())
         return
     if not rows:
-        st.html(
-            markup.empty(
-                "Nothing passes these filters", f"{len(everything)} incidents are there; clear a filter."
-            )
-        )
+        st.html(markup.empty("Nothing passes these filters", f"{len(everything)} incidents are there; clear a filter."))
         return
     wanted = st.query_params.get("selected", "")
     ids = [row.incident_id for row in rows]
@@ -82,8 +76,7 @@ def table(source: Ledger, now: float, chosen: views.Filters) -> None:
     selected = rows[picked[0]] if picked and picked[0] < len(rows) else None
     remember(selected.incident_id if selected else "")
     counts = " · ".join(
-        f"{SEVERITY_MARKS[name]} {sum(1 for row in rows if row.severity == name)} {name}"
-        for name in SEVERITIES
+        f"{SEVERITY_MARKS[name]} {sum(1 for row in rows if row.severity == name)} {name}" for name in SEVERITIES
     )
     st.caption(f"{len(rows)} of {len(everything)} incidents · {counts}")
     if selected is None:
@@ -118,9 +111,7 @@ def preview(source: Ledger, row: IncidentView, now: float) -> None:
             if not row.acknowledged_by:
                 name, button = st.columns([1.4, 1], vertical_alignment="bottom")
                 author = name.text_input("Your name", key="author", persist_state="session", max_chars=80)
-                if button.button(
-                    "Acknowledge", key="acknowledge", disabled=not author, icon=":material/check:"
-                ):
+                if button.button("Acknowledge", key="acknowledge", disabled=not author, icon=":material/check:"):
                     request = CommandRequest(
                         verb="acknowledge", incident_id=row.incident_id, job=row.job, author=author or ""
                     )

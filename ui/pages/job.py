@@ -14,30 +14,22 @@ WINDOWS = {"15 min": 900.0, "5 min": 300.0, "1 h": 3_600.0, "all": None}  # the 
 def draw(source: Ledger, now: float, job: str, metric: str, ranks: tuple[int, ...], window: str) -> None:
     view = next((row for row in source.jobs() if row.job == job), None)
     if view is None:
-        st.html(
-            markup.empty(
-                "No such job", f"The ledger has not heard of a job named {job}.", "transom run train.py"
-            )
-        )
+        st.html(markup.empty("No such job", f"The ledger has not heard of a job named {job}.", "transom run train.py"))
         return
-    end = now if view.state == "running" else view.last_seen_at or now
-    seconds = WINDOWS[window]
-    begin = view.started_at if seconds is None else max(view.started_at or 0.0, end - seconds)
+    starts = source.starts(job)
+    begin, end = timeline.job_window(view, starts, WINDOWS[window], now)
     series = source.series(job, metric, start=begin, end=end)
     if not any(series.ranks.values()):
         st.html(
-            markup.empty(
-                "No samples", f"No rank reported {metric} in this stretch of time; choose another metric."
-            )
+            markup.empty("No samples", f"No rank reported {metric} in this stretch of time; choose another metric.")
         )
         return
     incidents = [row for row in source.incidents(job) if begin is None or views.onset(row) >= begin]
-    starts = [start for start in source.starts(job) if begin is None or start.at >= begin]
     st.echarts_chart(
         charts.series_chart(
             series,
             chosen=ranks,
-            marks=[*timeline.restart_marks(source.starts(job), begin), *timeline.incident_marks(incidents),
+            marks=[*timeline.restart_marks(starts, begin), *timeline.incident_marks(incidents),
                    *charts.non_finite_marks(series)],
             start=begin,
             end=end,
@@ -55,10 +47,7 @@ def page() -> None:
     try:
         source = shell.ledger()
         jobs = [
-            row.job
-            for row in sorted(
-                source.jobs(), key=lambda row: (row.state != "running", -(row.started_at or 0.0))
-            )
+            row.job for row in sorted(source.jobs(), key=lambda row: (row.state != "running", -(row.started_at or 0.0)))
         ]
     except LedgerAway as error:
         st.html(markup.empty("No data yet", str(error), "transom up"))
@@ -74,9 +63,7 @@ def page() -> None:
         metric = shell.url_choice("Metric", names, key="metric", words=metric_words)
     size = next((row.world_size for row in source.jobs() if row.job == job), 0)
     with third:
-        ranks = shell.url_choices(
-            "Ranks", range(size), key="ranks", hint="the farthest from the median", words=str
-        )
+        ranks = shell.url_choices("Ranks", range(size), key="ranks", hint="the farthest from the median", words=str)
     with fourth:
         window = shell.url_choice("Window", list(WINDOWS), key="window")
     shell.refreshed(lambda source, now: draw(source, now, job, metric, ranks, window), live=live)

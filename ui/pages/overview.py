@@ -45,9 +45,7 @@ def draw(source: Ledger, now: float) -> None:
             st.html(markup.no_incident(jobs[0].job))
 
 
-def _figures(
-    source: Ledger, jobs: tuple[JobView, ...], incidents: tuple[IncidentView, ...], now: float
-) -> None:
+def _figures(source: Ledger, jobs: tuple[JobView, ...], incidents: tuple[IncidentView, ...], now: float) -> None:
     recoveries = recovered_in(source, incidents)
     cells = views.figures(jobs, incidents, recoveries, source.health(), now)
     with st.container(key="figures"):
@@ -66,13 +64,9 @@ def recovered_in(source: Ledger, incidents: tuple[IncidentView, ...]) -> list[fl
     """Seconds from the onset to the first new step, of the newest restarts."""
     restarted = [row for row in incidents if row.action is not None and row.action.next_attempt is not None]
     seconds: list[float] = []
-    starts = {
-        job: {start.attempt: start for start in source.starts(job)} for job in {row.job for row in restarted}
-    }
+    starts = {job: {start.attempt: start for start in source.starts(job)} for job in {row.job for row in restarted}}
     for row in restarted[:RECOVERIES_MAX]:
-        start = (
-            starts[row.job].get(row.action.next_attempt) if row.action and row.action.next_attempt else None
-        )
+        start = starts[row.job].get(row.action.next_attempt) if row.action and row.action.next_attempt else None
         first = source.first_step_at(row.job, start) if start is not None else None
         if first is not None:
             seconds.append(first - views.onset(row))
@@ -86,22 +80,16 @@ def _jobs(jobs: tuple[JobView, ...], now: float) -> None:
         hide_index=True,
         height="content" if len(jobs) <= JOBS_SHOWN_MAX else 38 + 35 * JOBS_SHOWN_MAX,
         column_config={
-            "Goodput": st.column_config.ProgressColumn(
-                format="%.1f %%", min_value=0, max_value=100, width="small"
-            ),
+            "Goodput": st.column_config.ProgressColumn(format="%.1f %%", min_value=0, max_value=100, width="small"),
             "Step": st.column_config.TextColumn(alignment="right"),
         },
         alt="Jobs with state, attempt, step, goodput, newest checkpoint and open incidents",
     )
 
 
-def _chart(
-    source: Ledger, jobs: tuple[JobView, ...], incidents: tuple[IncidentView, ...], now: float
-) -> None:
+def _chart(source: Ledger, jobs: tuple[JobView, ...], incidents: tuple[IncidentView, ...], now: float) -> None:
     head, pick, span = st.columns([3, 1.3, 1.6], vertical_alignment="center")
-    names = [
-        job.job for job in sorted(jobs, key=lambda job: (job.state != "running", -(job.last_seen_at or 0.0)))
-    ]
+    names = [job.job for job in sorted(jobs, key=lambda job: (job.state != "running", -(job.last_seen_at or 0.0)))]
     job = pick.selectbox("Job", names, key="chart_job", label_visibility="collapsed") or names[0]
     window = span.segmented_control(
         "Window",
@@ -114,27 +102,24 @@ def _chart(
     with head:
         shell.heading(f"{metric_words(CHART_METRIC)} · all ranks of the job")
     view = next(row for row in jobs if row.job == job)
-    end = now if view.state == "running" else view.last_seen_at or now
-    seconds = WINDOWS[window or "15 min"]
-    begin = max(view.started_at or 0.0, end - seconds) if seconds is not None else view.started_at
+    starts = source.starts(job)
+    begin, end = timeline.job_window(view, starts, WINDOWS[window or "15 min"], now)
     series = source.series(job, CHART_METRIC, start=begin, end=end)
     mine = [row for row in incidents if row.job == job and (begin is None or views.onset(row) >= begin)]
-    starts = source.starts(job)
     by_attempt = {start.attempt: start for start in starts}
     spans = []
     for row in mine:
         start = by_attempt.get(row.action.next_attempt) if row.action and row.action.next_attempt else None
         first = source.first_step_at(job, start) if start is not None else row.closed_at
         spans.append(charts.Span(views.onset(row), first, "", timeline.colour_of(row)))
-    marks = [mark for mark in timeline.restart_marks(starts) if begin is None or mark.at >= begin]
+    marks = timeline.restart_marks(starts, begin)
     st.echarts_chart(
         charts.step_time_chart(
             series, spans=spans, marks=[*marks, *timeline.incident_marks(mine)], start=begin, end=end
         ),
         height=410,
         key="step_time",
-        alt=charts.chart_words(series, frozenset())
-        + f" {len(mine)} incidents and {len(marks)} restarts are marked.",
+        alt=charts.chart_words(series, frozenset()) + f" {len(mine)} incidents and {len(marks)} restarts are marked.",
     )
 
 

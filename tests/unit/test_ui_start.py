@@ -1,0 +1,125 @@
+"""How the console is started: for whom it listens, what Streamlit is told, where tokens go, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines import console
+from pipelines.console import ConsoleRefused, child_environ, is_loopback, plan_console, streamlit_flags
+from pipelines.places import Places
+from pipelines.settings import ConsoleSettings, Settings
+
+TOKEN = "0123456789abcdef"
+
+
+def arguments(**given: object) -> argparse.Namespace:
+    base = {"ledger": "/s", "host": "127.0.0.1", "port": 1, "ledger_token_file": None, "login_token_file": None}
+    return argparse.Namespace(**base | given)
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    return file
+
+
+def test_any_free_port_is_found_and_stands_in_command_and_address(tmp_path: Path) -> None:
+    plan = plan_console(ConsoleSettings(port=0), tmp_path / "record.sock")
+    assert plan.port > 0
+    assert plan.url == f"http://127.0.0.1:{plan.port}"
+    assert str(plan.port) in plan.command
+
+
+def test_command_and_address_agree_also_where_any_free_port_was_asked_for(tmp_path: Path) -> None:
+    settings = Settings(state_dir=tmp_path / "state", console=ConsoleSettings(port=0))
+    places = Places.of(settings)
+    port = console.console_address(settings, places).rpartition(":")[2]
+    assert port in (console.console_command(settings, places) or ())
+
+
+def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConsoleRefused, match="choose another port"):
+            plan_console(ConsoleSettings(port=port), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.5", False), ("gpu-7", False)],
+)  # fmt: skip
+def test_only_loopback_addresses_are_this_machines_alone(host: str, alone: bool) -> None:
+    assert is_loopback(host) is alone
+
+
+def test_other_addresses_need_the_flag_and_a_token(tmp_path: Path, token_file: Path) -> None:
+    wide = ConsoleSettings(host="0.0.0.0", port=0)
+    with pytest.raises(ConsoleRefused, match="--open-to-others"):
+        plan_console(wide, tmp_path, login_token_file=token_file)
+    with pytest.raises(ConsoleRefused, match="--token-file"):
+        plan_console(wide, tmp_path, open_to_others=True)
+    plan = plan_console(wide, tmp_path, open_to_others=True, login_token_file=token_file)
+    assert str(token_file) in plan.command
+    assert TOKEN not in " ".join(plan.command), "a command line can be read by everybody on the machine"
+
+
+def test_a_short_or_missing_token_is_refused(tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    short.write_text("secret")
+    wide = ConsoleSettings(host="0.0.0.0", port=0)
+    with pytest.raises(ConsoleRefused, match="fewer than"):
+        plan_console(wide, tmp_path, open_to_others=True, login_token_file=short)
+    with pytest.raises(ConsoleRefused, match="cannot be read"):
+        plan_console(wide, tmp_path, open_to_others=True, login_token_file=tmp_path / "none")
+
+
+def test_the_child_is_told_the_ledgers_place_and_nothing_left_over(token_file: Path) -> None:
+    stale = {"TRANSOM_API_URL": "http://old", "TRANSOM_CONSOLE_TOKEN": "old", "PATH": "/bin"}
+    environ = child_environ(stale, arguments(ledger="/run/record.sock"))
+    assert environ["TRANSOM_API_SOCKET"] == "/run/record.sock"
+    assert (environ["TRANSOM_API_URL"], environ["TRANSOM_CONSOLE_TOKEN"]) == ("", "")
+    remote = child_environ({}, arguments(ledger="http://10.0.0.5:8787", ledger_token_file=token_file))
+    assert remote["TRANSOM_API_URL"] == "http://10.0.0.5:8787"
+    assert remote["TRANSOM_API_TOKEN"] == TOKEN
+
+
+def test_the_started_process_itself_refuses_an_open_address_without_a_token() -> None:
+    with pytest.raises(ConsoleRefused, match="login token"):
+        console.become_streamlit(["--ledger", "/s", "--host", "0.0.0.0", "--port", "1"])
+
+
+def test_streamlit_is_told_to_be_quiet_local_and_private() -> None:
+    flags = streamlit_flags("127.0.0.1", 8501)
+    for flag in (
+        "--server.address=127.0.0.1", "--server.headless=true", "--browser.gatherUsageStats=false",
+        "--server.fileWatcherType=none", "--client.showErrorDetails=none", "--server.enableAgentApi=false",
+    ):  # fmt: skip
+        assert flag in flags
+
+
+def test_every_flag_is_one_that_streamlit_knows() -> None:
+    from streamlit import config
+
+    names = [flag.removeprefix("--").partition("=")[0] for flag in streamlit_flags("127.0.0.1", 1)[1:]]
+    known = config.get_config_options()
+    assert [name for name in names if name not in known] == []
+
+
+def test_without_streamlit_the_console_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "has_streamlit", lambda: False)
+    with pytest.raises(ConsoleRefused, match=r"transom\[ui\]"):
+        plan_console(ConsoleSettings(port=0), tmp_path)
+    settings = Settings(state_dir=tmp_path / "state")
+    assert console.console_command(settings, Places.of(settings)) is None
+
+
+def test_starting_the_console_does_not_load_streamlit_into_the_command_line() -> None:
+    code = "import sys, pipelines.console; sys.exit('streamlit' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
