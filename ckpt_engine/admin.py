@@ -35,9 +35,7 @@ class EngineAdmin:
                 wire.text(fields, "persist_error"),
             )
         except (wire.WireError, KeyError, TypeError, ValueError) as error:
-            raise EngineUnavailable(
-                f"{self._socket_path} does not answer like a checkpoint engine: {error}"
-            ) from error
+            raise EngineUnavailable(f"{self._socket_path} does not answer like a checkpoint engine: {error}") from error
 
     def reject_from(self, step: int, up_to_attempt: int | None = None, reason: str = "") -> int:
         """Reject `step` and later of attempts up to `up_to_attempt` (None: the newest the engine knows);
@@ -56,15 +54,11 @@ class EngineAdmin:
 
     def _ask(self, request: Mapping[str, Any], extra_seconds: float = 0.0) -> wire.Fields:
         try:
-            with contextlib.closing(
-                wire.connect(self._socket_path, self._timeout_seconds + extra_seconds)
-            ) as sock:
+            with contextlib.closing(wire.connect(self._socket_path, self._timeout_seconds + extra_seconds)) as sock:
                 wire.send(sock, request)
                 fields, descriptors = wire.receive(sock)
         except (OSError, wire.WireError) as error:
-            raise EngineUnavailable(
-                f"the checkpoint engine at {self._socket_path} does not answer: {error}"
-            ) from error
+            raise EngineUnavailable(f"the checkpoint engine at {self._socket_path} does not answer: {error}") from error
         wire.close_all(descriptors)
         if "error" in fields:
             raise EngineRefused(str(fields["error"]))

@@ -106,9 +106,7 @@ class Checkpointer:
         self._specs: list[Spec] | None = None
         self._geometry: Geometry | None = None
         self._last: Ticket | None = None
-        self._link = (
-            EngineLink(socket, self._identity, self._clock, self._offers, self._kept) if socket else None
-        )
+        self._link = EngineLink(socket, self._identity, self._clock, self._offers, self._kept) if socket else None
         if self._link is None:
             _log.warning("there is no checkpoint engine: every save waits for the disk at %s", directory)
 
@@ -210,9 +208,7 @@ class Checkpointer:
             raise
         seconds = self._clock.monotonic() - started
         link.ask({"op": "seal", "slot": slot.index, "generation": slot.generation, "seconds": seconds})
-        return Ticket(
-            step, Mark(outcome=""), Mark(ask=lambda timeout: self._await_durable(link, step, timeout))
-        )
+        return Ticket(step, Mark(outcome=""), Mark(ask=lambda timeout: self._await_durable(link, step, timeout)))
 
     def _granted(self, index: int, generation: int, descriptors: list[int]) -> StagedSlot:
         slot = self._slots.get(index)

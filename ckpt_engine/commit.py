@@ -48,14 +48,13 @@ def commit_shard(
     segment: memoryview,
     *,
     writer: str,
-    crc_expected: int | None = None,
     on_read: Callable[[int], None] = lambda crc: None,
 ) -> ShardRecord:
-    """Write the shard in `segment` durably. `on_read(crc)` is called when the segment is no longer needed.
+    """Write the shard in `segment` durably. `on_read(crc)` is called with the payload's CRC-32 when the segment is
+    no longer needed; it raises CheckpointDamaged where that is not what the payload should be.
 
-    Raises OSError from the disk, CheckpointDamaged where the segment's bytes are not those of
-    `crc_expected`, and StepTaken where the same attempt has written other bytes for this step: a manifest
-    may name those.
+    Raises OSError from the disk, and StepTaken where the same attempt has written other bytes for this step: a
+    manifest may name those.
     """
     folder = step_folder(directory, header.step)
     standing = read_record(directory, header.step, header.rank, header.attempt)
@@ -73,9 +72,7 @@ def commit_shard(
     temporary = folder / f".{target.name}.{writer}.tmp"
     layout_raw = bytes(layout_region(segment, header))
     values = bytes(values_region(segment, header))
-    prefix = encode_header(
-        identity_of(header), layout_raw, decode_layout(layout_raw, header.payload_bytes), values
-    )
+    prefix = encode_header(identity_of(header), layout_raw, decode_layout(layout_raw, header.payload_bytes), values)
     try:
         with storage.create(temporary) as file:
             file.write(prefix)
@@ -85,10 +82,6 @@ def commit_shard(
                 piece = payload[start : start + WRITE_PIECE_BYTES]
                 crc = zlib.crc32(piece, crc)
                 file.write(piece)
-            if crc_expected is not None and crc != crc_expected:
-                raise CheckpointDamaged(
-                    f"memory of rank {header.rank} changed after step {header.step} was sealed"
-                )
             on_read(crc)
             file.sync()
         storage.rename(temporary, target)
@@ -106,16 +99,12 @@ def commit_shard(
         header.layout_hash.hex(),
         checks,
     )
-    storage.write_whole(
-        folder / record_name(header.rank, header.attempt), encode_record(record), writer=writer
-    )
+    storage.write_whole(folder / record_name(header.rank, header.attempt), encode_record(record), writer=writer)
     storage.sync_folder(folder)
     return record
 
 
-def finish_step(
-    storage: Storage, directory: Path, step: int, attempt: int, *, writer: str
-) -> Manifest | None:
+def finish_step(storage: Storage, directory: Path, step: int, attempt: int, *, writer: str) -> Manifest | None:
     """Write the manifest if all shards of (step, attempt) are there; None where they are not, or it was
     there."""
     records = read_records(directory, step, attempt)
@@ -123,22 +112,21 @@ def finish_step(
         return None
     if len({(record.job, record.world_size) for record in records}) > 1:
         return None
-    try:
-        standing = read_manifest(directory, step)
-    except CheckpointDamaged:
-        standing = None  # a damaged manifest completes nothing; ours replaces it
-    if standing is not None and standing.attempt >= attempt:
-        return None
     manifest = Manifest(records[0].job, attempt, records[0].world_size, step, tuple(records))
     folder = step_folder(directory, step)
-    storage.write_whole(folder / MANIFEST, encode_manifest(manifest), writer=writer)
-    storage.sync_folder(folder)
+    with storage.locked(directory):  # an older attempt's engine may be at it, too, and must not have the last word
+        try:
+            standing = read_manifest(directory, step)
+        except CheckpointDamaged:
+            standing = None  # a damaged manifest completes nothing; ours replaces it
+        if standing is not None and standing.attempt >= attempt:
+            return None
+        storage.write_whole(folder / MANIFEST, encode_manifest(manifest), writer=writer)
+        storage.sync_folder(folder)
     return manifest
 
 
-def retain(
-    storage: Storage, directory: Path, retention_steps: int, *, busy: frozenset[int] = frozenset()
-) -> list[int]:
+def retain(storage: Storage, directory: Path, retention_steps: int, *, busy: frozenset[int] = frozenset()) -> list[int]:
     """Remove what is no longer kept; the steps whose checkpoint is gone.
 
     Kept: the newest `retention_steps` steps that a job may resume from, whatever is newer than they are (it

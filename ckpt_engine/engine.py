@@ -49,9 +49,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not self.job or len(self.job.encode()) > JOB_BYTES_MAX:
-            raise ValueError(
-                f"the job's name must have 1 to {JOB_BYTES_MAX} bytes, not {len(self.job.encode())}"
-            )
+            raise ValueError(f"the job's name must have 1 to {JOB_BYTES_MAX} bytes, not {len(self.job.encode())}")
         if self.retention_steps < 1 or self.memory_bytes_max < 1 or self.connections_max < 1:
             raise ValueError("retention_steps, memory_bytes_max and connections_max must be at least 1")
         if len(os.fsencode(self.socket_path)) > wire.SOCKET_PATH_BYTES_MAX:
@@ -174,9 +172,7 @@ class Engine:
             full = len(self._sessions) >= self.config.connections_max
         if full:
             with contextlib.suppress(OSError):
-                wire.send(
-                    connection, {"error": f"the engine has {self.config.connections_max} connections already"}
-                )
+                wire.send(connection, {"error": f"the engine has {self.config.connections_max} connections already"})
             connection.close()
             return
         session = Session(number, connection, self._parts, self._close_session)
@@ -231,6 +227,4 @@ class Engine:
             try:
                 self._deliver(event)
             except Exception as error:  # noqa: BLE001 - the listener is not ours; whatever it raises, checkpoints go on
-                threading.excepthook(
-                    threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
-                )
+                threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))

@@ -56,9 +56,7 @@ def read_from_disk(directory: Path, wanted: Identity) -> LoadedShard:
     """The shard that the step's manifest names for this rank. Raises CheckpointDamaged."""
     manifest = read_manifest(directory, wanted.step)
     if manifest is None or manifest.attempt != wanted.attempt or manifest.world_size != wanted.world_size:
-        raise CheckpointDamaged(
-            f"step {wanted.step} on disk is no longer the one of attempt {wanted.attempt}"
-        )
+        raise CheckpointDamaged(f"step {wanted.step} on disk is no longer the one of attempt {wanted.attempt}")
     record = manifest.shards[wanted.rank]
     header, memory = open_shard(step_folder(directory, wanted.step) / record.file, record.checks)
     if header.identity != wanted:

@@ -44,9 +44,7 @@ ELEMENT_TYPES: dict[str, ElementType] = {
     "bool": ElementType(1, "BOOL"),
     "float8_e4m3fn": ElementType(1, "F8_E4M3"),
     "float8_e5m2": ElementType(1, "F8_E5M2"),
-    "float8_e4m3fnuz": ElementType(
-        1, "U8"
-    ),  # no name in the file format: its bytes, the dtype in our metadata
+    "float8_e4m3fnuz": ElementType(1, "U8"),  # no name in the file format: its bytes, the dtype in our metadata
     "float8_e5m2fnuz": ElementType(1, "U8"),
     "float8_e8m0fnu": ElementType(1, "U8"),
     "complex32": ElementType(4, "F16", 2),

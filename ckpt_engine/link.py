@@ -66,9 +66,7 @@ class EngineLink:
                 wire.send(sock, request)
                 fields, descriptors = wire.receive(sock)
         except (OSError, wire.WireError) as error:
-            raise EngineUnavailable(
-                f"the checkpoint engine at {self.path} does not answer: {error}"
-            ) from error
+            raise EngineUnavailable(f"the checkpoint engine at {self.path} does not answer: {error}") from error
         wire.close_all(descriptors)
         return fields
 

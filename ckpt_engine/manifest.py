@@ -115,9 +115,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def read_records(directory: Path, step: int, attempt: int) -> list[ShardRecord]:
     """The readable records that `attempt` left in a step's folder, by rank."""
-    ranks = [
-        rank for rank, written_by in _record_files(step_folder(directory, step)) if written_by == attempt
-    ]
+    ranks = [rank for rank, written_by in _record_files(step_folder(directory, step)) if written_by == attempt]
     records = [read_record(directory, step, rank, attempt) for rank in sorted(ranks)]
     return [record for record in records if record is not None]
 
@@ -159,8 +157,7 @@ def decode_manifest(raw: bytes, step: int) -> Manifest:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointDamaged(f"the manifest of step {step} is not readable: {error!r:.200}") from error
     same = all(
-        (shard.step, shard.attempt, shard.world_size)
-        == (manifest.step, manifest.attempt, manifest.world_size)
+        (shard.step, shard.attempt, shard.world_size) == (manifest.step, manifest.attempt, manifest.world_size)
         for shard in shards
     )
     if not known or manifest.step != step or not same:
@@ -233,9 +230,7 @@ def _record_files(folder: Path) -> Iterator[tuple[int, int]]:
 def _files_present(directory: Path, manifest: Manifest) -> bool:
     folder = step_folder(directory, manifest.step)
     try:
-        return all(
-            (folder / shard.file).stat().st_size == shard.checks.size_bytes for shard in manifest.shards
-        )
+        return all((folder / shard.file).stat().st_size == shard.checks.size_bytes for shard in manifest.shards)
     except OSError:
         return False
 
@@ -275,9 +270,7 @@ def _record_fields(record: ShardRecord) -> dict[str, Any]:
 
 def _record(fields: Any) -> ShardRecord:
     checks = ShardChecks(*(_whole(fields[name]) for name in ("size_bytes", "header_crc32", "payload_crc32")))
-    attempt, rank, world_size, step = (
-        _whole(fields[name]) for name in ("attempt", "rank", "world_size", "step")
-    )
+    attempt, rank, world_size, step = (_whole(fields[name]) for name in ("attempt", "rank", "world_size", "step"))
     layout = _text(fields["layout_hash"])
     record = ShardRecord(_text(fields["job"]), attempt, rank, world_size, step, layout, checks)
     if fields["file"] != record.file:  # the name follows from rank and attempt, so no path can be smuggled in

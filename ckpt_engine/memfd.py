@@ -39,9 +39,7 @@ def create_segment(size_bytes: int) -> Segment:
     """A segment whose pages are all there, so that no copy into it ever takes a fault. Raises OSError."""
     descriptor = os.memfd_create("transom-slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.posix_fallocate(
-            descriptor, 0, size_bytes
-        )  # a sparse file would end in SIGBUS where memory is short
+        os.posix_fallocate(descriptor, 0, size_bytes)  # a sparse file would end in SIGBUS where memory is short
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return Segment(descriptor, size_bytes)
     except BaseException:

@@ -62,9 +62,7 @@ class Persister:
         self._backoff_seconds = 0.0
         self._outcomes: OrderedDict[ShardKey, str] = OrderedDict()  # "" means durable, else why not
         self._writing: ShardKey | None = None
-        self._unfinished: OrderedDict[tuple[int, int], int] = (
-            OrderedDict()
-        )  # (step, attempt) -> checks so far
+        self._unfinished: OrderedDict[tuple[int, int], int] = OrderedDict()  # (step, attempt) -> checks so far
         self._thread = threading.Thread(target=self._run, name="persist", daemon=True)
         self.error = ""  # the last failure, "" after a success
 
@@ -148,9 +146,7 @@ class Persister:
         return [
             (shard, slot, header)
             for shard, slot, header in sealed
-            if not slot.durable
-            and not slot.given_up
-            and header.newness > newest_durable.get(shard.rank, (0, -1))
+            if not slot.durable and not slot.given_up and header.newness > newest_durable.get(shard.rank, (0, -1))
         ]
 
     def _choose(self, pending: list[Candidate]) -> Candidate:
@@ -176,7 +172,7 @@ class Persister:
 
         def read(crc: int) -> None:
             nonlocal leased
-            self._table.mark(slot, header, checksum=crc)
+            self._table.confirm_checksum(slot, header, crc)
             self._table.release(slot)
             leased = False
 
@@ -187,7 +183,6 @@ class Persister:
                 header,
                 segment.view,
                 writer=self._config.writer,
-                crc_expected=slot.checksum,
                 on_read=read,
             )
         except StepTaken as error:
@@ -201,11 +196,9 @@ class Persister:
             self._back_off(header, error)
         else:
             self._backoff_seconds, self.error = 0.0, ""
-            self._settle(slot, header, "")
-            self._tell(
-                "durable", header, size=record.checks.size_bytes, seconds=self._clock.monotonic() - started
-            )
+            self._tell("durable", header, size=record.checks.size_bytes, seconds=self._clock.monotonic() - started)
             self._finish(header.step, header.attempt)
+            self._settle(slot, header, "")  # last: who waits for it may look for the step on disk at once
         finally:
             self._writing = None
             if leased:
@@ -215,9 +208,7 @@ class Persister:
         doubled = max(self._backoff_seconds * 2, self._config.retry_seconds_min)
         self._backoff_seconds = min(doubled, self._config.retry_seconds_max)
         self.error = f"step {header.step} of rank {header.rank} could not be written: {error}"
-        self._tell(
-            "failed", header, reason=f"{self.error}; memory keeps it, next try in {self._backoff_seconds:g} s"
-        )
+        self._tell("failed", header, reason=f"{self.error}; memory keeps it, next try in {self._backoff_seconds:g} s")
 
     def _settle(self, slot: Slot, header: SlotHeader, why: str) -> None:
         with self._table.changed:
@@ -254,16 +245,12 @@ class Persister:
             for removed in retain(self._storage, directory, self._config.retention_steps):
                 reason = f"the newest {self._config.retention_steps} are kept"
                 self._emit(
-                    EngineEvent(
-                        "evicted", removed, attempt, WHOLE_STEP, "disk", self._clock.now(), reason=reason
-                    )
+                    EngineEvent("evicted", removed, attempt, WHOLE_STEP, "disk", self._clock.now(), reason=reason)
                 )
         except (OSError, CheckpointDamaged) as error:
             self._unfinished.setdefault((step, attempt), 0)
             self.error = f"step {step} could not be completed on disk: {error}"
-            self._emit(
-                EngineEvent("failed", step, attempt, WHOLE_STEP, "disk", self._clock.now(), reason=self.error)
-            )
+            self._emit(EngineEvent("failed", step, attempt, WHOLE_STEP, "disk", self._clock.now(), reason=self.error))
 
     def _recheck_unfinished(self) -> None:
         """A network file system may show another engine's record only later than ours."""

@@ -7,9 +7,7 @@ good.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +60,7 @@ def read_or_reject_all(directory: Path) -> tuple[Rejection, ...]:
 
 def add_rejection(directory: Path, rejection: Rejection, storage: Storage, writer: str) -> bool:
     """Record `rejection`; False where an equal or wider one stands there already. Safe between processes."""
-    storage.make_folder(directory)
-    lock = os.open(directory / ".rejected.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with storage.locked(directory):
         rejections = read_rejections(directory)
         if any(other.covers(rejection.from_step, rejection.up_to_attempt) for other in rejections):
             return False
@@ -80,8 +75,6 @@ def add_rejection(directory: Path, rejection: Rejection, storage: Storage, write
         storage.write_whole(directory / REJECTED, content, writer=writer)
         storage.sync_folder(directory)
         return True
-    finally:
-        os.close(lock)
 
 
 def _rejection(row: dict[str, object]) -> Rejection:

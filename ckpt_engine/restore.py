@@ -36,9 +36,7 @@ class Restorer:
             raise StateMismatch("the state to load into must be a dict, such as {'model': model, 'step': 0}")
         for key, target in into.items():
             if key not in saved:
-                raise StateMismatch(
-                    f"the checkpoint has no {key!r}; it has {', '.join(map(repr, saved)) or 'nothing'}"
-                )
+                raise StateMismatch(f"the checkpoint has no {key!r}; it has {', '.join(map(repr, saved)) or 'nothing'}")
             node = saved[key]
             if callable(getattr(target, "load_state_dict", None)):
                 self._plan_object(node, target, key)
@@ -87,8 +85,7 @@ class Restorer:
         dtype = self._door.dtype_name(live, path)
         if (place.dtype, place.shape) != (dtype, tuple(live.shape)):
             raise StateMismatch(
-                f"{path} is {dtype}{list(live.shape)} here, but "
-                f"{place.dtype}{list(place.shape)} in the checkpoint"
+                f"{path} is {dtype}{list(live.shape)} here, but {place.dtype}{list(place.shape)} in the checkpoint"
             )
 
     def _plan(self, node: Any, target: Any, path: str) -> Any:
@@ -106,8 +103,7 @@ class Restorer:
         if isinstance(node, list) and isinstance(target, list):
             items = list(target) + [None] * (len(node) - len(target))
             values = [
-                self._plan(item, old, f"{path}.{at}")
-                for at, (item, old) in enumerate(zip(node, items, strict=False))
+                self._plan(item, old, f"{path}.{at}") for at, (item, old) in enumerate(zip(node, items, strict=False))
             ]
             self._writes.append(lambda: target.__setitem__(slice(None), values))
             return target

@@ -70,9 +70,7 @@ def write_header(buffer: memoryview, header: SlotHeader) -> None:
     """Store `header`; layout and values must stand at their places already. The state word is not touched."""
     job = header.job.encode()
     if len(job) > JOB_BYTES_MAX:
-        raise ValueError(
-            f"the job's name has {len(job)} bytes, at most {JOB_BYTES_MAX} fit; choose a shorter one"
-        )
+        raise ValueError(f"the job's name has {len(job)} bytes, at most {JOB_BYTES_MAX} fit; choose a shorter one")
     fields = _FIELDS.pack(
         MAGIC, VERSION, PAGE_BYTES, job, header.layout_hash,
         header.attempt, header.rank, header.world_size, header.step,
@@ -130,9 +128,7 @@ def read_state(buffer: memoryview) -> SlotState:
     try:
         return SlotState(word)
     except ValueError as error:
-        raise CheckpointDamaged(
-            f"the slot's state word {word:#x} is none of EMPTY, WRITING, SEALED"
-        ) from error
+        raise CheckpointDamaged(f"the slot's state word {word:#x} is none of EMPTY, WRITING, SEALED") from error
 
 
 def publish_state(buffer: memoryview, state: SlotState) -> None:

@@ -52,9 +52,7 @@ def loadable_steps(directory: Path, world_size: int, without: frozenset[int]) ->
     }
 
 
-def _newest_for_all(
-    sealed: Sequence[Sealed], disk: dict[int, StepRecord], world_size: int
-) -> tuple[int, int] | None:
+def _newest_for_all(sealed: Sequence[Sealed], disk: dict[int, StepRecord], world_size: int) -> tuple[int, int] | None:
     """(attempt, step) of the newest step that every rank is known to have, so that ranks which ask alike get
     the same."""
     holders: dict[tuple[int, int], set[int]] = {}

@@ -111,9 +111,7 @@ class Session:
 
     def _register(self, fields: Fields, descriptors: list[int]) -> Reply:
         if wire.whole(fields, "protocol") != wire.PROTOCOL:
-            raise EngineRefused(
-                f"the engine speaks protocol {wire.PROTOCOL}; start it anew from the same version"
-            )
+            raise EngineRefused(f"the engine speaks protocol {wire.PROTOCOL}; start it anew from the same version")
         identity = Identity(
             wire.text(fields, "job"),
             wire.whole(fields, "attempt"),
@@ -134,9 +132,7 @@ class Session:
         slots = wire.wholes(fields, "offers")
         kept = []
         for index, descriptor in list(zip(slots, descriptors, strict=False)):
-            generation = (
-                self._parts.table.offer(self.number, identity, index, descriptor) if index in (0, 1) else 0
-            )
+            generation = self._parts.table.offer(self.number, identity, index, descriptor) if index in (0, 1) else 0
             if generation:
                 descriptors.remove(descriptor)  # the segment owns it now
             kept.append(generation)
@@ -157,9 +153,7 @@ class Session:
         )
         if grant.fresh:
             prepare = (identity.rank, grant.index, need_bytes)
-            threading.Thread(
-                target=self._parts.table.prepare_other, args=prepare, name="prepare", daemon=True
-            ).start()
+            threading.Thread(target=self._parts.table.prepare_other, args=prepare, name="prepare", daemon=True).start()
         reply = {"slot": grant.index, "generation": grant.generation}
         return reply, [grant.descriptor] if grant.descriptor >= 0 else []
 
@@ -269,9 +263,7 @@ class Session:
         if up_to is None:
             up_to = self._newest_attempt()
         directory = self._parts.directory
-        added = add_rejection(
-            directory, Rejection(step, up_to, reason), self._parts.storage, self._parts.writer
-        )
+        added = add_rejection(directory, Rejection(step, up_to, reason), self._parts.storage, self._parts.writer)
         self._refresh()
         if added:
             at = self._parts.clock.now()
@@ -291,9 +283,7 @@ class Session:
     def _newest_attempt(self) -> int:
         """The newest that ran: as the ranks said, or, after a restart of the engine, as the folder shows."""
         directory = self._parts.directory
-        on_disk = {
-            attempt for step in step_numbers(directory) for attempt in attempts_on_disk(directory, step)
-        }
+        on_disk = {attempt for step in step_numbers(directory) for attempt in attempts_on_disk(directory, step)}
         in_memory = {header.attempt for _, _, header in self._parts.table.sealed()}
         return max({self._parts.table.attempt, *on_disk, *in_memory})
 

@@ -112,9 +112,7 @@ def decode_header(raw: bytes, size_bytes: int) -> ShardHeader:
         raise CheckpointDamaged(f"the shard's header is not one of ours: {error!r:.200}") from error
     if payload_bytes < 0:
         raise CheckpointDamaged("the shard file ends inside its header")
-    return ShardHeader(
-        identity, decode_layout(layout_raw, payload_bytes), layout_hash(layout_raw), values, len(raw)
-    )
+    return ShardHeader(identity, decode_layout(layout_raw, payload_bytes), layout_hash(layout_raw), values, len(raw))
 
 
 def read_payload(descriptor: int, offset: int, size_bytes: int) -> tuple[mmap.mmap, int]:

@@ -107,9 +107,7 @@ class SlotTable:
                 raise EngineRefused(f"attempt {identity.attempt} is over; attempt {self.attempt} runs")
             self.attempt = identity.attempt
             if shard is None:
-                shard = self._shards[identity.rank] = Shard(
-                    identity.rank, identity.world_size, identity.attempt
-                )
+                shard = self._shards[identity.rank] = Shard(identity.rank, identity.world_size, identity.attempt)
             superseded, shard.session = shard.session, session
             superseded = 0 if superseded == session else superseded
             if superseded:
@@ -163,9 +161,7 @@ class SlotTable:
                 self.changed.wait(remaining)
             slot.clear()
             slot.writer = session
-            if slot.segment is not None and need_bytes <= slot.segment.size_bytes <= 2 * need_bytes + (
-                1 << 20
-            ):
+            if slot.segment is not None and need_bytes <= slot.segment.size_bytes <= 2 * need_bytes + (1 << 20):
                 begin_writing(slot.segment.view)
                 mapped = slot.generation in known
                 return Grant(slot.index, slot.generation, -1 if mapped else slot.segment.duplicate(), False)
@@ -238,8 +234,7 @@ class SlotTable:
             found = [
                 (shard, slot, slot.header)
                 for shard, slot in self._slots()
-                if slot.header is not None
-                and not is_rejected(rejections, slot.header.step, slot.header.attempt)
+                if slot.header is not None and not is_rejected(rejections, slot.header.step, slot.header.attempt)
             ]
         return sorted(found, key=lambda entry: entry[2].newness, reverse=True)
 
@@ -257,24 +252,24 @@ class SlotTable:
             slot.leases -= 1
             self.changed.notify_all()
 
-    def mark(
-        self,
-        slot: Slot,
-        header: SlotHeader,
-        *,
-        checksum: int | None = None,
-        durable: bool = False,
-        why: str = "",
-    ) -> None:
-        """Note what was learnt of a shard, if the slot still holds it."""
+    def mark(self, slot: Slot, header: SlotHeader, *, durable: bool = False, why: str = "") -> None:
+        """Note what became of a shard, if the slot still holds it."""
         with self.changed:
-            if slot.header == header and slot.segment is not None:
-                if checksum is not None and slot.checksum is None:
-                    slot.checksum = checksum
-                    write_checksum(slot.segment.view, checksum)
+            if slot.header == header:
                 slot.durable = slot.durable or durable
                 slot.given_up = why or slot.given_up
             self.changed.notify_all()
+
+    def confirm_checksum(self, slot: Slot, header: SlotHeader, crc32: int) -> None:
+        """Note the payload's CRC-32. Raises CheckpointDamaged where another is known: the memory has changed."""
+        with self.changed:
+            if slot.header != header or slot.segment is None:
+                return
+            if slot.checksum is None:
+                slot.checksum = crc32
+                write_checksum(slot.segment.view, crc32)
+            if slot.checksum != crc32:
+                raise CheckpointDamaged(f"memory of rank {header.rank} changed after step {header.step} was sealed")
 
     def void(self, slot: Slot, header: SlotHeader) -> None:
         """The slot's bytes are not what was saved: never hand them out again."""
@@ -286,10 +281,11 @@ class SlotTable:
     def checksum(self, slot: Slot, header: SlotHeader, segment: Segment) -> int:
         """The payload's CRC-32 as it was at the seal, or as it is now where nobody has looked yet. Needs a
         lease."""
-        known = slot.checksum if slot.header == header else None
+        with self.changed:
+            known = slot.checksum if slot.header == header else None
         if known is None:
             known = zlib.crc32(payload_region(segment.view, header))
-            self.mark(slot, header, checksum=known)
+            self.confirm_checksum(slot, header, known)
         return known
 
     def resumed(self, session: int, identity: Identity, step: int) -> None:
@@ -396,6 +392,4 @@ class SlotTable:
         except OSError as error:
             with self.changed:
                 self._memory_bytes -= need_bytes
-            raise EngineRefused(
-                f"the host has no {need_bytes} bytes left for a slot: {error.strerror}"
-            ) from error
+            raise EngineRefused(f"the host has no {need_bytes} bytes left for a slot: {error.strerror}") from error

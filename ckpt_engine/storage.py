@@ -4,7 +4,9 @@ one."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -14,9 +16,7 @@ class OutputFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def write(self, piece: bytes | memoryview) -> None:
         """All of `piece`, however short each write is."""
@@ -45,7 +45,10 @@ class Storage:
     """A local (or shared) file system."""
 
     def make_folder(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """`path` and what is missing above it, for this user alone (mkdir gives its mode to the last one only)."""
+        if not path.is_dir():
+            self.make_folder(path.parent)
+            path.mkdir(mode=0o700, exist_ok=True)
 
     def create(self, path: Path) -> OutputFile:
         return OutputFile(path)
@@ -69,6 +72,17 @@ class Storage:
         """Gone afterwards if it is empty; another engine may be writing into it."""
         with contextlib.suppress(OSError):
             path.rmdir()
+
+    @contextlib.contextmanager
+    def locked(self, directory: Path) -> Iterator[None]:
+        """One process at a time reads, decides and replaces a file in `directory`."""
+        self.make_folder(directory)
+        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def write_whole(self, path: Path, content: bytes, *, writer: str) -> None:
         """Replace `path` atomically; durable once `sync_folder` of its folder has returned."""

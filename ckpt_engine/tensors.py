@@ -47,10 +47,7 @@ class TensorDoor:
 
     def views(self, memory: mmap.mmap, payload_offset: int, layout: Layout) -> list[Tensor]:
         """A tensor over each place of the payload. They keep `memory` alive; nobody may close it."""
-        return [
-            self._view(memory, payload_offset + place.offset, place.dtype, place.shape)
-            for place in layout.places
-        ]
+        return [self._view(memory, payload_offset + place.offset, place.dtype, place.shape) for place in layout.places]
 
     def copy(self, views: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         """The one copy of a save. Shapes and dtypes are equal by construction: copy_ would broadcast and

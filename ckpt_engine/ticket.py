@@ -51,9 +51,7 @@ class Ticket:
     @property
     def failed(self) -> str:
         """Why this save will not survive the rank; empty where it does."""
-        return (
-            "" if self.sealed.reached or self.durable.reached else self.sealed.reason or self.durable.reason
-        )
+        return "" if self.sealed.reached or self.durable.reached else self.sealed.reason or self.durable.reason
 
     @classmethod
     def refused(cls, step: int, reason: str) -> Ticket:

@@ -52,11 +52,7 @@ def encode_tree(value: object, path: str, tensor_index: TensorIndex, depth: int 
     if type(value) is list:
         return [encode_tree(item, f"{path}.{at}", tensor_index, depth + 1) for at, item in enumerate(value)]
     if type(value) is tuple:
-        return {
-            "$tuple": [
-                encode_tree(item, f"{path}.{at}", tensor_index, depth + 1) for at, item in enumerate(value)
-            ]
-        }
+        return {"$tuple": [encode_tree(item, f"{path}.{at}", tensor_index, depth + 1) for at, item in enumerate(value)]}
     if type(value) in (dict, OrderedDict, Counter):
         assert isinstance(value, dict)
         return _encode_dict(value, path, tensor_index, depth)
@@ -69,9 +65,7 @@ def encode_tree(value: object, path: str, tensor_index: TensorIndex, depth: int 
 def encode_state(state: dict[str, Any], tensor_index: TensorIndex) -> Node:
     """The tree of a top-level state; objects with `state_dict` and `load_state_dict` are asked for theirs."""
     if type(state) is not dict or not all(type(key) is str for key in state):
-        raise TypeError(
-            "the state to save must be a dict with string keys, such as {'model': model, 'step': 3}"
-        )
+        raise TypeError("the state to save must be a dict with string keys, such as {'model': model, 'step': 3}")
     pairs = []
     for key, value in state.items():
         if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
@@ -99,12 +93,8 @@ def _encode_dict(value: dict[Any, Any], path: str, tensor_index: TensorIndex, de
             raise TypeError(f"{path} has the key {key!r:.80}; keys must be strings or finite numbers")
     kind = type(value)
     if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
-        return {
-            key: encode_tree(item, f"{path}.{key}", tensor_index, depth + 1) for key, item in value.items()
-        }
-    pairs = [
-        [key, encode_tree(item, f"{path}.{key}", tensor_index, depth + 1)] for key, item in value.items()
-    ]
+        return {key: encode_tree(item, f"{path}.{key}", tensor_index, depth + 1) for key, item in value.items()}
+    pairs = [[key, encode_tree(item, f"{path}.{key}", tensor_index, depth + 1)] for key, item in value.items()]
     if kind is Counter:
         return {"$counter": pairs}
     if kind is not OrderedDict:
