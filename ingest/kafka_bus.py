@@ -5,6 +5,8 @@ Its producer and consumer are in kafka_producer.py and kafka_consumer.py, which 
 
 from __future__ import annotations
 
+import selectors
+import socket
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,6 +70,29 @@ class KafkaSecurity:
             "sasl_plain_username": self.sasl_username,
             "sasl_plain_password": self.sasl_password,
         }
+
+
+class ClosingSelector(selectors.DefaultSelector):
+    """Closes with itself every socket it was ever shown.
+
+    A client that is closed while it connects leaves the half-made socket to the garbage collector.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: dict[int, Any] = {}  # by descriptor: a number used again means that its socket was closed
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = super().register(fileobj, events, data)
+        self._shown[key.fd] = fileobj
+        return key
+
+    def close(self) -> None:
+        super().close()
+        for fileobj in self._shown.values():
+            if isinstance(fileobj, socket.socket):
+                fileobj.close()
+        self._shown.clear()
 
 
 class KafkaBus:
@@ -238,6 +263,7 @@ class KafkaBus:
                 reconnect_backoff_max_ms=int(RECONNECT_SECONDS_MAX * 1000),
                 metadata_max_age_ms=int(METADATA_SECONDS_MAX * 1000),
                 kafka_client=client,
+                selector=ClosingSelector,
                 **options,
                 **self._security.options(),
             )

@@ -182,6 +182,7 @@ class KafkaBusConsumer:
             self._decide_start(connection)
             self._seek_library(self._seeks)
             self._seeks.clear()
+            self._resume_join(connection)
             milliseconds = max(0, int((deadline - self._clock.monotonic()) * 1000))
             connection.call(lambda: connection.kafka.poll(timeout_ms=milliseconds, max_records=records_max))
         while True:
@@ -197,6 +198,16 @@ class KafkaBusConsumer:
         if item.error is not None:
             raise self._explain(item.error) from item.error
         self._take(item.value)
+
+    def _resume_join(self, connection: _Connection) -> None:
+        """Finish a join that an earlier poll began and ran out of time in.
+
+        kafka-python 3.0.12 forgets it where new metadata was the cause: it takes itself for a member, never takes
+        up its partitions and never beats again (its heartbeat stays off), for ever.
+        """
+        coordinator = getattr(connection.kafka, "_coordinator", None)
+        if getattr(coordinator, "rejoining", False):
+            coordinator.request_rejoin()
 
     def _take(self, batches: Mapping[Any, Iterable[Any]]) -> None:
         for partition, found in batches.items():

@@ -338,6 +338,7 @@ class SqliteConsumer:
                 )
         if gone:
             self._next_generation()
+            self._group_version = -1  # data_version does not tell us of our own commits
 
     def _next_generation(self) -> int:
         (generation,) = self._connection.execute(
