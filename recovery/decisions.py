@@ -113,9 +113,7 @@ class Decisions:
     def _begin_restart(self, incident: IncidentRow, plan: Plan, now: float) -> None:
         store, job = self.store, self.store.job(incident.job)
         action_id = self.journal.new_action_id(incident, plan.verb)
-        store.save_intent(
-            IntentRow(action_id, incident.incident_id, incident.job, incident.attempt, "stopping", now)
-        )
+        store.save_intent(IntentRow(action_id, incident.incident_id, incident.job, incident.attempt, "stopping", now))
         store.exclude(incident.job, plan.excluded_nodes, plan.verdict_id, now)
         furthest = max(job.furthest_step, plan.reached_step)
         counted = replace(
@@ -133,7 +131,6 @@ class Decisions:
         self.store.save_intent(
             IntentRow(action_id, incident.incident_id, incident.job, incident.attempt, "finishing", now)
         )
-        self.store.save_job(replace(self.store.job(incident.job), outcome="failed", reason=plan.reason))
+        self.journal.job_over(incident.job, "failed", plan.reason, now, but=incident.incident_id)
         self.store.append(action_of(action_id, incident, plan, plan.mode, now))
         self.store.move(replace(incident, action_id=action_id), "stop", plan.rule, now)
-        self.journal.job_over(incident.job, "failed", plan.reason, now, but=incident.incident_id)

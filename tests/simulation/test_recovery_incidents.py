@@ -7,7 +7,7 @@ import pytest
 
 from detectors.verdict import Culprit
 from recovery.action import Command
-from recovery.backend import Ambiguous, Rejected, StartRequest, Unavailable
+from recovery.backend import Ambiguous, BackendError, Rejected, StartRequest, Unavailable
 from recovery.backends.memory import MemoryBackend
 from tests.recovery_world import JOB, QUICK, World, verdict
 
@@ -436,3 +436,114 @@ def test_a_lost_store_does_not_bring_old_verdicts_back_to_life(tmp_path: Path) -
     world.run()
     assert world.attempts() == [1, 2]
     assert "stale attempt" in world.actions()["job/1/ignore/v"].rule
+
+
+def test_a_stop_that_says_gone_too_early_is_found_out_before_the_start(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    lies = [True]
+
+    def stop(job: str, attempt: int, *, grace_seconds: float, deadline_seconds: float) -> bool:
+        if lies[0]:
+            return True
+        return MemoryBackend.stop(
+            world.backend, job, attempt, grace_seconds=grace_seconds, deadline_seconds=deadline_seconds
+        )
+
+    world.backend.stop = stop  # type: ignore[method-assign]
+    world.send(verdict("hang"))
+    world.run(20, steps=False)
+    assert "start" not in world.backend.calls
+    lies[0] = False
+    world.run()
+    assert world.attempts() == [1, 2]
+
+
+def test_a_verdict_about_the_new_attempt_waits_until_its_start_is_certain(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    silent = [False]
+
+    def fault(method: str) -> tuple[BackendError, bool] | None:
+        silent[0] = silent[0] or method == "start"
+        return (Ambiguous("timed out"), True) if silent[0] else None
+
+    world.backend.fault = fault
+    world.send(verdict("rank_lost", onset_step=12))
+    world.run(8, steps=False)
+    world.send(verdict("hang", "w", attempt=2, onset_step=13))
+    world.run(8, steps=False)
+    assert world.states() == {"v": "starting", "w": "coalescing"}
+    world.backend.fault = lambda method: None
+    world.run(60)
+    assert world.attempts() == [1, 2, 3]
+    assert world.states() == {"v": "relapsed", "w": "resolved"}
+
+
+def test_watching_a_probation_never_keeps_a_new_incident_waiting(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.send(verdict("rank_lost"))
+    world.run(6, steps=False)
+    assert world.states() == {"v": "probation"}
+    world.send(verdict("user_error", "w", attempt=2))
+    for _ in range(6):
+        world.round(QUICK.probation_poll_seconds * 2)
+    assert world.states() == {"v": "relapsed", "w": "stopped"}
+
+
+def test_a_verdict_that_comes_while_the_catalog_is_asked_makes_it_be_asked_again(tmp_path: Path) -> None:
+    world = World(tmp_path, AUTO)
+    world.send(verdict("rank_lost"))
+    while world.states() != {"v": "selecting"}:
+        world.round(0.1)
+    incident = world.store.incident("v")
+    assert incident is not None
+    steps, now = world.controller._steps, world.clock.now()
+    answer = steps.call(incident)()
+    world.controller.accept(verdict("gpu_lost", "w"), now)
+    with world.store.transaction():
+        world.controller._router.file(world.store.new_verdicts(1)[0], now)
+        steps.answer(incident, answer, now)
+    assert world.store.attempts(JOB) == [], "a plan without the lost GPU's node is not carried out"
+    world.run()
+    assert world.backend.starts[-1].excluded_nodes == ("n0",)
+
+
+def test_a_lost_gpu_seen_during_the_start_is_avoided_by_the_next_one(tmp_path: Path) -> None:
+    world = World(tmp_path, AUTO)
+    world.backend.fault = lambda method: (Unavailable("x"), False) if method == "start" else None
+    world.send(verdict("rank_lost"))
+    world.run(8)
+    world.send(verdict("gpu_lost", "w"))
+    world.run(2)
+    world.backend.fault = lambda method: None
+    world.run(60)
+    assert world.backend.starts[-1].excluded_nodes == (), "that start was already promised to everybody"
+    assert world.store.excluded(JOB) == ("n0",)
+
+
+def test_stacks_are_kept_though_the_stop_after_them_fails(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.backend.evidence = {0: "in all_reduce"}
+    world.backend.fail_next("stop", Ambiguous("timed out"), after_effect=True)
+    world.send(verdict("hang"))
+    world.run()
+    assert world.store.stacks(JOB, 1) == {0: "in all_reduce"}
+    assert world.attempts() == [1, 2]
+
+
+def test_an_observed_plan_is_told_once_however_often_it_is_decided(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.send(verdict("gpu_lost"))
+    world.run()
+    world.send(verdict("gpu_lost", revision=2, advice="restart_exclude_node"))
+    world.run()
+    assert len([one for one in world.published if getattr(one, "verb", "") == "exclude_and_restart"]) == 1
+    assert world.states() == {"v": "notified"}
+
+
+def test_a_stop_that_is_not_done_yet_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.backend.refuse_to_die(JOB, 2)
+    world.send(verdict("rank_lost"))
+    for _ in range(50):
+        world.round(0.001)
+    assert world.backend.calls.count("stop") == 1
