@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import transom
 from ingest.clock import ManualClock, SystemClock
 from ingest.devices import Gpu, gpu_of_rank, nvidia_gpus
 from ingest.events import Metrics, NodeHeartbeat, split_non_finite
@@ -94,7 +95,7 @@ def message(rank: int, **columns: list[float | None]) -> Metrics:
 
 def test_metrics_become_one_row_per_rank_and_step() -> None:
     heartbeat = NodeHeartbeat(job="job", attempt=1, rank=-1, node="n", sequence=0, at=9.0)
-    table = metrics_frame([message(0, loss=[1.0, math.inf]), heartbeat, message(1, loss=[None, 2.0])])
+    table = transom.frame([message(0, loss=[1.0, math.inf]), heartbeat, message(1, loss=[None, 2.0])])
     assert list(table["rank"]) == [0, 0, 1, 1]
     assert list(table["step"]) == [1, 2, 1, 2]
     assert list(table["loss"][:2]) == [1.0, math.inf]

@@ -1,0 +1,1 @@
+TITLE = "the user's own"
