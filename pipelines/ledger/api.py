@@ -64,9 +64,7 @@ def _require_token(app: FastAPI, token: str) -> None:
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         given = request.headers.get("authorization", "").encode("latin-1", "replace")
         if request.url.path != "/healthz" and not hmac.compare_digest(given, expected):
-            return _error(
-                401, "this address needs the ledger's token: send it as `Authorization: Bearer TOKEN`"
-            )
+            return _error(401, "this address needs the ledger's token: send it as `Authorization: Bearer TOKEN`")
         return await call_next(request)
 
 
@@ -111,9 +109,7 @@ def _add_state(app: FastAPI, reader: LocalReader, exposition: Callable[[], bytes
         limit: Limit = LIST_LIMIT_DEFAULT,
     ) -> Response:
         return _json(
-            reader.incidents(
-                job=job, state=state, fault_class=fault_class, severity=severity, after=after, limit=limit
-            )
+            reader.incidents(job=job, state=state, fault_class=fault_class, severity=severity, after=after, limit=limit)
         )
 
     @app.get("/v1/incidents/{incident_id:path}")

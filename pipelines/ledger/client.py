@@ -33,9 +33,7 @@ try:
     import httpcore
     import httpx
 except ImportError as error:  # pragma: no cover - the message itself is tested in a process of its own
-    raise ImportError(
-        "the ledger's client needs httpx: install Transom with its extra 'ledger' or 'ui'"
-    ) from error
+    raise ImportError("the ledger's client needs httpx: install Transom with its extra 'ledger' or 'ui'") from error
 
 TIMEOUT_SECONDS = 15.0  # the server stops a query after 10
 CONNECT_SECONDS = 2.0
@@ -159,9 +157,7 @@ class LedgerClient:
         try:
             return RowPage(rows=tuple(row_of_object(fields) for fields in answer.rows), next=answer.next)
         except (msgspec.ValidationError, KeyError) as error:
-            raise LedgerUnavailable(
-                f"the ledger answered with a row this version cannot read: {error}"
-            ) from error
+            raise LedgerUnavailable(f"the ledger answered with a row this version cannot read: {error}") from error
 
     def series(
         self,

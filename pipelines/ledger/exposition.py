@@ -60,16 +60,12 @@ class Exposition(Collector):
             lag.add_metric([place.topic, str(place.partition)], count)
         yield lag
         yield CounterMetricFamily("transom_ledger_commits", "Transactions committed", self._ledger.commits)
-        yield CounterMetricFamily(
-            "transom_ledger_commit_seconds", "Time spent in commits", self._ledger.commit_seconds
-        )
+        yield CounterMetricFamily("transom_ledger_commit_seconds", "Time spent in commits", self._ledger.commit_seconds)
         yield CounterMetricFamily(
             "transom_ledger_dead_letters", "Records sent to the dead letters", self._dead_letters()
         )
         parts = self._ledger.parts
-        yield GaugeMetricFamily(
-            "transom_ledger_metric_parts", "Parquet parts of metric samples", parts.part_count
-        )
+        yield GaugeMetricFamily("transom_ledger_metric_parts", "Parquet parts of metric samples", parts.part_count)
         yield GaugeMetricFamily(
             "transom_ledger_buffered_samples", "Samples that are in no part yet", parts.buffered_samples
         )
@@ -90,9 +86,7 @@ class Exposition(Collector):
             if job.goodput is not None:
                 goodput.add_metric([job.job], job.goodput)
         yield goodput
-        incidents = GaugeMetricFamily(
-            "transom_incidents_open", "Open incidents, by severity", labels=["severity"]
-        )
+        incidents = GaugeMetricFamily("transom_incidents_open", "Open incidents, by severity", labels=["severity"])
         for severity, count in self._ledger.state.open_by_severity().items():
             incidents.add_metric([severity], count)
         yield incidents

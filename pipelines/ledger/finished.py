@@ -46,9 +46,7 @@ class FinishedLedger(LocalReader):
             cursor.close()
 
     def _finished_health(self) -> Health:
-        return Health(
-            status="ok", reason="a finished ledger, read only", lag={}, data_at=self._state.newest_at()
-        )
+        return Health(status="ok", reason="a finished ledger, read only", lag={}, data_at=self._state.newest_at())
 
     def _refuse(self, request: CommandRequest) -> str:
         raise LedgerUnavailable(

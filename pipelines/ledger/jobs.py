@@ -150,9 +150,7 @@ class JobBook:
         if state is None:
             state = self._jobs[job] = JobState(job)
             if len(self._jobs) > JOBS_MAX:
-                oldest = min(
-                    self._jobs.values(), key=lambda other: (other.job == job, other.last_seen_at or 0.0)
-                )
+                oldest = min(self._jobs.values(), key=lambda other: (other.job == job, other.last_seen_at or 0.0))
                 del self._jobs[oldest.job]
         return state
 
@@ -192,9 +190,7 @@ class JobBook:
     def _checkpoint(self, state: JobState, event: CheckpointEvent) -> None:
         whole = event.state == "complete" or (event.state == "durable" and event.rank == LAUNCHER_RANK)
         if whole:
-            state.checkpoints[event.step] = CheckpointView(
-                step=event.step, tier=event.tier, event_at=event.at
-            )
+            state.checkpoints[event.step] = CheckpointView(step=event.step, tier=event.tier, event_at=event.at)
             while len(state.checkpoints) > CHECKPOINTS_MAX:
                 del state.checkpoints[min(state.checkpoints)]
         elif event.state == "rejected":

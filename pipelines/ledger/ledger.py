@@ -16,7 +16,7 @@ from ingest.events import Logs, Metrics, NodeHeartbeat
 from recovery.action import RECOVERY_TYPES
 
 from .engine import duckdb
-from .opening import FILE_NAME, METRICS_FOLDER, check_version, open_database
+from .opening import FILE_NAME, METRICS_FOLDER, check_version, open_database, refuse_network_folder
 from .parts import TEMPORARY_SUFFIX, PartStore, removal_row
 from .shapes import LedgerBusy, LedgerWriteFailed
 from .state import LedgerState
@@ -82,9 +82,9 @@ class Ledger:
             (self.folder / METRICS_FOLDER).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise LedgerWriteFailed(
-                f"the ledger's folder {self.folder} cannot be made ({error.strerror}); "
-                "give one that can be written"
+                f"the ledger's folder {self.folder} cannot be made ({error.strerror}); give one that can be written"
             ) from error
+        refuse_network_folder(self.folder)
         self.parts = PartStore(self.folder / METRICS_FOLDER)
         self._readers = threading.Condition()
         self._reader_count = 0
@@ -123,9 +123,7 @@ class Ledger:
             connection.begin()
             for statement in create_statements():
                 connection.execute(statement)
-            connection.execute(
-                "INSERT INTO schema_version VALUES (1, ?, ?)", [SCHEMA_VERSION, self._clock.now()]
-            )
+            connection.execute("INSERT INTO schema_version VALUES (1, ?, ?)", [SCHEMA_VERSION, self._clock.now()])
             connection.commit()
         self._seqs = {name: newest_seq(connection, name) for name in TABLES}
         self._oldest_log = oldest_log_line(connection)
@@ -279,8 +277,7 @@ class Ledger:
             self._failed = True
             text = str(error).strip().splitlines()[0]
             raise LedgerWriteFailed(
-                f"the ledger in {self.folder} cannot be written ({text}); "
-                "make room on that disk, it is tried again"
+                f"the ledger in {self.folder} cannot be written ({text}); make room on that disk, it is tried again"
             ) from error
 
     def _commit_waiting(self, *, flush: bool) -> None:
@@ -316,9 +313,7 @@ class Ledger:
             committed.append((change, entry.table.name, entry.message, entry.identity))
         return rows, committed
 
-    def _transaction(
-        self, rows: dict[str, list[tuple[Any, ...]]], statements: Iterable[str] = ()
-    ) -> dict[str, int]:
+    def _transaction(self, rows: dict[str, list[tuple[Any, ...]]], statements: Iterable[str] = ()) -> dict[str, int]:
         """One transaction of these rows, each table's seq in front; the new highest seqs."""
         connection = self._connection
         assert connection is not None, "the ledger is closed"

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ingest.clock import Clock
+from ingest.sqlite_file import NETWORK_FILE_SYSTEMS, file_system_of
 
 from .engine import duckdb
 from .shapes import LedgerLocked, LedgerUnreadable
@@ -14,6 +15,7 @@ from .tables import SCHEMA_VERSION
 
 FILE_NAME = "ledger.duckdb"
 METRICS_FOLDER = "metrics"
+MOUNTINFO = Path("/proc/self/mountinfo")
 RETRY_SECONDS = 0.2
 _LOCK = re.compile(r"Could not set lock on file|Conflicting lock is held")
 _HOLDER = re.compile(r"held in (?P<command>.+?) \(PID (?P<pid>\d+)\)")
@@ -35,9 +37,7 @@ def open_database(
     """A connection. Raises LedgerLocked (after waiting for a passing reader) or LedgerUnreadable."""
     config = {**_CONFIG, "threads": str(threads), "memory_limit": f"{memory_bytes_max}B"}
     if not read_only:
-        config["storage_compatibility_version"] = (
-            "v1.5.0"  # so that the duckdb command line of 1.5 reads snapshots
-        )
+        config["storage_compatibility_version"] = "v1.5.0"  # so that the duckdb command line of 1.5 reads snapshots
     deadline = clock.monotonic() + lock_wait_seconds
     while True:
         try:
@@ -51,10 +51,21 @@ def open_database(
             clock.sleep(RETRY_SECONDS)
         except duckdb.Error as error:
             raise LedgerUnreadable(
-                f"{path} is not a ledger ({_first_line(error)}); "
-                "move it away, and `transom record` makes a new one"
+                f"{path} is not a ledger ({_first_line(error)}); move it away, and `transom record` makes a new one"
             ) from error
     return connection
+
+
+def refuse_network_folder(folder: Path, mountinfo: str | None = None) -> None:
+    """Raise LedgerUnreadable where the file's lock does not hold. `mountinfo`: None reads /proc/self/mountinfo."""
+    if mountinfo is None:
+        mountinfo = MOUNTINFO.read_text(errors="replace") if MOUNTINFO.exists() else ""
+    kind = file_system_of(folder.resolve(), mountinfo)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise LedgerUnreadable(
+            f"{folder} lies on {kind}, a network file system, where the ledger's lock does not hold; "
+            "put state_dir on a local disk"
+        )
 
 
 def _connect(
@@ -93,9 +104,7 @@ def _command_of(pid: int) -> str:
 
 def check_version(connection: duckdb.DuckDBPyConnection, path: Path) -> int | None:
     """The schema version of the file; None where it is empty. Raises LedgerUnreadable for a foreign one."""
-    names = {
-        row[0] for row in connection.execute("SELECT table_name FROM information_schema.tables").fetchall()
-    }
+    names = {row[0] for row in connection.execute("SELECT table_name FROM information_schema.tables").fetchall()}
     if not names:
         return None
     if "schema_version" not in names:
@@ -103,8 +112,7 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path) -> int | No
     ((version,),) = connection.execute("SELECT max(version) FROM schema_version").fetchall()
     if version is not None and version > SCHEMA_VERSION:
         raise LedgerUnreadable(
-            f"{path} was made by a newer Transom (schema {version}, this one knows {SCHEMA_VERSION}); "
-            "upgrade Transom"
+            f"{path} was made by a newer Transom (schema {version}, this one knows {SCHEMA_VERSION}); upgrade Transom"
         )
     return None if version is None else int(version)
 

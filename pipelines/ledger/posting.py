@@ -54,26 +54,19 @@ class CommandDesk:
         incident = self._state.incident(request.incident_id)
         if incident is None:
             raise NotInLedger(
-                f"there is no incident {request.incident_id!r} among the recent ones; "
-                "`transom incidents` lists them"
+                f"there is no incident {request.incident_id!r} among the recent ones; `transom incidents` lists them"
             )
         if request.job and request.job != incident.job:
-            raise BadQuestion(
-                f"incident {request.incident_id!r} belongs to job {incident.job!r}, not {request.job!r}"
-            )
+            raise BadQuestion(f"incident {request.incident_id!r} belongs to job {incident.job!r}, not {request.job!r}")
         if not request.author.strip():
             raise BadQuestion("author is empty; say who gives this command")
         if max(len(request.author), len(request.note), len(request.plan_hash)) > TEXT_CHARACTERS_MAX:
-            raise BadQuestion(
-                f"a text of this command is longer than {TEXT_CHARACTERS_MAX} characters; shorten it"
-            )
+            raise BadQuestion(f"a text of this command is longer than {TEXT_CHARACTERS_MAX} characters; shorten it")
         now = self._clock.now()
         if request.verb == "feedback" and not request.feedback:
             raise BadQuestion("feedback is empty; give true_positive, false_positive or unknown")
         if request.verb in ("approve", "reject") and not request.plan_hash:
-            raise BadQuestion(
-                f"plan_hash is empty; {request.verb} needs the plan_hash of the action that was shown"
-            )
+            raise BadQuestion(f"plan_hash is empty; {request.verb} needs the plan_hash of the action that was shown")
         if request.verb == "mute" and request.until is None:
             raise BadQuestion("until is empty; say until when (UTC seconds) the incident is muted")
         if request.until is not None and not (math.isfinite(request.until) and request.until > now):

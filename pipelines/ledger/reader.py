@@ -96,9 +96,7 @@ class LocalReader:
             messages = self._messages_of(cursor, incident_id)
         view = self._state.incident(incident_id) or _rebuilt(messages, incident_id)
         if view is None:
-            raise NotInLedger(
-                f"there is no incident {incident_id!r}; `transom incidents` lists those there are"
-            )
+            raise NotInLedger(f"there is no incident {incident_id!r}; `transom incidents` lists those there are")
         return IncidentStory(
             incident=view,
             verdicts=_only(messages, Verdict),
@@ -110,8 +108,7 @@ class LocalReader:
 
     def _messages_of(self, cursor: duckdb.DuckDBPyConnection, incident_id: str) -> list[tuple[int, Any]]:
         query = " UNION ALL ".join(
-            f"(SELECT change, kind, body FROM {table} WHERE {condition}"
-            f" ORDER BY change DESC LIMIT {STORY_ROWS_MAX})"
+            f"(SELECT change, kind, body FROM {table} WHERE {condition} ORDER BY change DESC LIMIT {STORY_ROWS_MAX})"
             for table, condition in (
                 ("verdict", "verdict_id = $id"),
                 ("action", "verdict_id = $id"),
@@ -144,9 +141,7 @@ class LocalReader:
         query = f"SELECT seq, kind, body FROM {name} WHERE {where} ORDER BY seq {order} LIMIT $limit"
         with self._cursor() as cursor:
             found = cursor.execute(query, parameters).fetchall()
-        rows = tuple(
-            Row(seq=seq, kind=kind, message=_decoders[kind].decode(body)) for seq, kind, body in sorted(found)
-        )
+        rows = tuple(Row(seq=seq, kind=kind, message=_decoders[kind].decode(body)) for seq, kind, body in sorted(found))
         return RowPage(rows=rows, next=rows[-1].seq if rows else after or 0)
 
     def series(

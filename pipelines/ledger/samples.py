@@ -63,9 +63,7 @@ class SeriesQuestion:
     buckets: int
 
 
-def series_table(
-    cursor: duckdb.DuckDBPyConnection, held: Held, folder: str, question: SeriesQuestion
-) -> pa.Table:
+def series_table(cursor: duckdb.DuckDBPyConnection, held: Held, folder: str, question: SeriesQuestion) -> pa.Table:
     """rank (−2: the median over ranks), step, event_at, value; ordered by rank and time."""
     paths = [
         f"{folder}/{part.path}"

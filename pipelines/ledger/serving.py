@@ -31,8 +31,7 @@ def unix_socket(path: Path) -> socket.socket:
     """
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise CannotServe(
-            f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes; "
-            "set state_dir to a shorter one"
+            f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes; set state_dir to a shorter one"
         )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,8 +63,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise CannotServe(
-            f"the API cannot listen on {host}:{port} ({error.strerror}); "
-            "choose another port or stop who has it"
+            f"the API cannot listen on {host}:{port} ({error.strerror}); choose another port or stop who has it"
         ) from error
 
 
@@ -88,9 +86,7 @@ class ApiServer:
                 timeout_graceful_shutdown=STOP_SECONDS,
             )
         )
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [listener]}, name=name, daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, name=name, daemon=True)
 
     def start(self) -> None:
         """Serve; connections made before uvicorn is up wait in the socket's backlog."""

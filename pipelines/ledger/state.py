@@ -25,9 +25,7 @@ LOST_AFTER_SECONDS = 60.0
 class LedgerState:
     """Jobs and incidents under one lock: the writer applies, any thread asks."""
 
-    def __init__(
-        self, *, incidents_max: int = INCIDENTS_MAX, lost_after_seconds: float = LOST_AFTER_SECONDS
-    ) -> None:
+    def __init__(self, *, incidents_max: int = INCIDENTS_MAX, lost_after_seconds: float = LOST_AFTER_SECONDS) -> None:
         self._lock = threading.Lock()
         self._incidents_max = incidents_max
         self._lost_after_seconds = lost_after_seconds
@@ -62,8 +60,7 @@ class LedgerState:
     def _load_parts(self, connection: duckdb.DuckDBPyConnection, part_paths: list[str]) -> None:
         paths = {"paths": part_paths}
         for job, attempt, step, at in connection.execute(
-            "SELECT job, attempt, max(step), max(event_at) FROM read_parquet($paths)"
-            " GROUP BY ALL ORDER BY attempt",
+            "SELECT job, attempt, max(step), max(event_at) FROM read_parquet($paths) GROUP BY ALL ORDER BY attempt",
             paths,
         ).fetchall():
             self._jobs.restore_step(job, attempt, step, at)

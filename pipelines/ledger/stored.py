@@ -27,9 +27,7 @@ def stored_parts(connection: duckdb.DuckDBPyConnection) -> list[Part]:
             parts.pop(old, None)
         if path:
             place = TopicPartition(topic, partition)
-            parts[path] = Part(
-                path, level, place, first, last, count, min_at, max_at, frozenset(json.loads(jobs))
-            )
+            parts[path] = Part(path, level, place, first, last, count, min_at, max_at, frozenset(json.loads(jobs)))
     return list(parts.values())
 
 

@@ -17,6 +17,7 @@ from ingest.clock import ManualClock, SystemClock
 from ingest.codec import cloud_event_headers
 from pipelines.ledger.finished import open_finished
 from pipelines.ledger.ledger import Ledger, LedgerConfig
+from pipelines.ledger.opening import refuse_network_folder
 from pipelines.ledger.reader import LocalReader
 from pipelines.ledger.shapes import Health, LedgerBusy, LedgerLocked, LedgerUnreadable, LedgerWriteFailed
 from pipelines.ledger.tables import STORY_TABLES, TABLES
@@ -313,6 +314,13 @@ def test_a_file_that_is_no_ledger_is_refused_in_one_sentence(tmp_path: Path, clo
     with pytest.raises(LedgerUnreadable, match=r"ledger\.duckdb") as caught:
         Ledger(tmp_path, clock)
     assert "\n" not in str(caught.value)
+
+
+def test_a_network_file_system_is_refused_because_its_locks_do_not_hold(tmp_path: Path) -> None:
+    mountinfo = f"24 1 0:22 / / rw - ext4 /dev/sda rw\n36 24 0:40 / {tmp_path} rw - nfs4 server:/x rw\n"
+    with pytest.raises(LedgerUnreadable, match="nfs4"):
+        refuse_network_folder(tmp_path / "ledger", mountinfo)
+    refuse_network_folder(tmp_path.parent, mountinfo)
 
 
 def test_a_foreign_database_and_a_newer_ledger_are_refused(tmp_path: Path, clock) -> None:
