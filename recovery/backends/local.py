@@ -87,9 +87,8 @@ class LocalBackend:
         files, _ = self._job(job)
         deadline = self._clock.monotonic() + deadline_seconds
         request = StopRanks(attempt=attempt, grace_seconds=grace_seconds, deadline_seconds=deadline_seconds)
-        answers = self._ask_all(files, request, deadline_seconds + ANSWER_SECONDS)
         gone = True
-        for answer in answers:
+        for answer in self._ask_until(deadline, files, request, deadline_seconds + ANSWER_SECONDS):
             if answer.reply is not None:
                 gone = gone and answer.reply.gone
             elif not answer.dead or self._ranks_of(answer.node):
@@ -101,7 +100,9 @@ class LocalBackend:
         files, _ = self._job(job)
         if files.end() is None:
             files.write_end(JobEnd(outcome=outcome, reason=reason, at=self._clock.now()))
-        for answer in self._ask_all(files, Finish(outcome=outcome, reason=reason), FINISH_SECONDS_MAX):
+        request = Finish(outcome=outcome, reason=reason)
+        deadline = self._clock.monotonic() + FINISH_SECONDS_MAX
+        for answer in self._ask_until(deadline, files, request, FINISH_SECONDS_MAX):
             if answer.reply is None:
                 self._kill(answer.node, self._clock.monotonic() + KILL_SECONDS_MAX)
 
@@ -244,6 +245,17 @@ class LocalBackend:
 
     def _ask_all(self, files: JobFiles, request: Request, timeout_seconds: float) -> list[Answer]:
         return self._ask_these(list(files.nodes().values()), request, timeout_seconds)
+
+    def _ask_until(self, deadline: float, files: JobFiles, request: Request, timeout_seconds: float) -> list[Answer]:
+        """Ask all, and those that live and do not answer again: one that is busy or ending is not a lost one."""
+        answers = {answer.node.node: answer for answer in self._ask_all(files, request, timeout_seconds)}
+        while self._clock.monotonic() < deadline:
+            silent = [answer.node for answer in answers.values() if answer.reply is None and not answer.dead]
+            if not silent:
+                break
+            self._clock.sleep(POLL_SECONDS)
+            answers |= {answer.node.node: answer for answer in self._ask_these(silent, request, timeout_seconds)}
+        return list(answers.values())
 
     def _ask_these(self, nodes: list[NodeFile], request: Request, timeout_seconds: float) -> list[Answer]:
         if not nodes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from pathlib import Path
 
 from .protocol import REPLY_BYTES_MAX, Reply, Request, decode_reply, encode_line
@@ -19,11 +20,14 @@ class LauncherSilent(Exception):
 def ask(control_socket: Path, request: Request, *, timeout_seconds: float) -> Reply:
     """One request, one reply. Raises LauncherUnreachable or LauncherSilent."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_seconds)
+        # Not settimeout: with a time-out of its own, connect does not wait for a place in a full backlog.
+        send_timeout = struct.pack("ll", int(timeout_seconds), int(timeout_seconds % 1 * 1e6) + 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
         try:
             connection.connect(str(control_socket))
         except OSError as error:
             raise LauncherUnreachable(f"no launcher answers at {control_socket} ({error.strerror or error})") from error
+        connection.settimeout(timeout_seconds)
         try:
             connection.sendall(encode_line(request))
             return _read_reply(connection)

@@ -45,11 +45,12 @@ class Control:
         watch(self.listener, self.accept)
 
     def accept(self) -> None:
-        """Take callers of our own user in; more than the bound are turned away."""
+        """Take callers of our own user in."""
         with suppress(BlockingIOError, ConnectionAbortedError):
             while True:
                 peer, _ = self.listener.accept()
                 peer.setblocking(False)
+                self._make_room()
                 if len(self._askers) >= CONNECTIONS_MAX or peer_of(peer)[1] not in (os.geteuid(), 0):
                     peer.close()
                     continue
@@ -78,6 +79,12 @@ class Control:
         self._watch(self.listener, None)
         self.listener.close()
         self._path.unlink(missing_ok=True)
+
+    def _make_room(self) -> None:
+        """Where all places are taken, whoever has been idle for longest goes."""
+        idle = [asker for asker in self._askers if not asker.waiting]
+        if len(self._askers) >= CONNECTIONS_MAX and idle:
+            self._close(min(idle, key=lambda asker: asker.heard_at))
 
     def _watch_reading(self, asker: Asker) -> None:
         self._watch(asker.socket, lambda: self._read(asker))

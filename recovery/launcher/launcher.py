@@ -144,7 +144,10 @@ class Launcher:
     def refuses(self, hello: Hello, session: int) -> str:
         if self.share is None:
             return f"hello of rank {hello.rank}, but no attempt runs here"
-        return self.share.refuses(hello, session, self.zygote.process[0])
+        return self.share.refuses(hello, session)
+
+    def is_too_early(self, session: int) -> bool:
+        return self.share is not None and self.share.is_too_early(session)
 
     def said_hello(self, hello: Hello) -> None:
         assert self.share is not None
@@ -164,6 +167,7 @@ class Launcher:
         now = self.clock.monotonic()
         limits = self.config.limits
         self._hear_zygote()
+        self.telemetry.resume()
         share = self.share
         if share is not None:
             if self._is_due("look", now, limits.look_seconds):

@@ -45,7 +45,7 @@ class StreamLog:
         records: list[LogLine] = []
         if self._lost_lines:
             text = f"transom: {self._lost_lines} lines of this rank were dropped here: too many at once"
-            records.append(LogLine(at=now, stream=self.stream, text=text))
+            records.append(LogLine(at=self._raw[0][0] if self._raw else now, stream=self.stream, text=text))
             self._lost_lines = 0
         lines = []
         while self._raw:

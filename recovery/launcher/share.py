@@ -30,7 +30,6 @@ from ingest.rank_socket import Hello
 from .config import LauncherConfig
 from .environment import cpus_of, environment_of
 from .output import PARTIAL_SECONDS
-from .procfs import stat_of
 from .protocol import RankState, StartRanks
 from .rank import STACKS_SIGNAL, STOPPED_STATES, LocalRank
 from .zygote_link import ForkOrder
@@ -147,16 +146,18 @@ class Share:
 
     # Hearing
 
-    def refuses(self, hello: Hello, session: int, zygote: int) -> str:
+    def is_too_early(self, session: int) -> bool:
+        """Whether this may be a rank that was faster than the news of its fork."""
+        return session not in self._by_pid and any(rank.pending for rank in self.ranks.values())
+
+    def refuses(self, hello: Hello, session: int) -> str:
         """Why a hello is not from one of our ranks; empty where it is."""
         rank = self.ranks.get(hello.rank)
         if hello.job != self._config.job or hello.attempt != self.attempt or rank is None:
             return f"hello of rank {hello.rank}, attempt {hello.attempt} of {hello.job}, which does not run here"
         if hello.token != self.order.token:
             return f"hello of rank {hello.rank} with a token that is not this attempt's"
-        leader = stat_of(session)
-        unheard_of = rank.pending and leader is not None and leader.parent == zygote  # it was faster than the news
-        if session != rank.pid and not unheard_of:
+        if session != rank.pid:
             return f"hello of rank {hello.rank} from a process that is not in that rank's session"
         return ""
 

@@ -43,6 +43,10 @@ _HELLO = msgspec.json.Decoder(Hello)
 class Audience(Protocol):
     """Who is told what ranks say, and knows whether a hello may be believed."""
 
+    def is_too_early(self, session: int) -> bool:
+        """Whether a caller of this session should be heard later, when it is known who it is."""
+        ...
+
     def refuses(self, hello: Hello, session: int) -> str:
         """Why this hello is not from a rank of ours; empty where it is."""
         ...
@@ -94,6 +98,12 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+def session_of(pid: int) -> int:
+    """The session of a caller; one that is gone already is taken for a rank itself, which leads its session."""
+    stat = stat_of(pid)
+    return stat.session if stat else pid
+
+
 class Telemetry:
     """Accepts, reads without blocking, checks stamps; the loop calls back when sockets are ready."""
 
@@ -107,6 +117,7 @@ class Telemetry:
         self._watch = watch  # (socket, callback) to watch, (socket, None) to stop
         self._codec = Codec()
         self._connections: set[Connection] = set()
+        self._early: set[Connection] = set()
         self.malformed = 0
         self.listener = listen(path, socket.SOCK_SEQPACKET, self._connections_max)
         watch(self.listener, self.accept)
@@ -127,6 +138,10 @@ class Telemetry:
 
     def read(self, connection: Connection) -> bool:
         """Take in at most `PACKETS_PER_LOOK_MAX` packets; whether there may be more."""
+        if connection.hello is None and self._audience.is_too_early(session_of(connection.peer_pid)):
+            self._watch(connection.socket, None)
+            self._early.add(connection)
+            return False
         for _ in range(PACKETS_PER_LOOK_MAX):
             try:
                 packet, _, flags, _ = connection.socket.recvmsg(PACKET_BYTES_MAX)
@@ -144,6 +159,13 @@ class Telemetry:
             if connection not in self._connections:
                 return False
         return True
+
+    def resume(self) -> None:
+        """Hear those that came before it was known who they are."""
+        for connection in list(self._early):
+            self._early.discard(connection)
+            self._watch(connection.socket, partial(self.read, connection))
+            self.read(connection)
 
     def sweep(self, rank: int | None = None, looks_max: int = 50) -> None:
         """Take in everything that has been sent before now, by all or by one rank."""
@@ -210,9 +232,7 @@ class Telemetry:
         except (ValueError, RecursionError) as error:
             self._garbage(connection, HELLO, body, f"not a hello.v1: {error}")
             return
-        stat = stat_of(connection.peer_pid)
-        # A rank that is gone already is its own session's leader: its id is that of the session.
-        reason = self._audience.refuses(hello, stat.session if stat else connection.peer_pid)
+        reason = self._audience.refuses(hello, session_of(connection.peer_pid))
         if reason:
             self._garbage(connection, HELLO, b"", reason)  # without the body: the token is a secret
             self._close(connection)
@@ -242,3 +262,4 @@ class Telemetry:
         self._watch(connection.socket, None)
         connection.socket.close()
         self._connections.discard(connection)
+        self._early.discard(connection)

@@ -284,13 +284,11 @@ def end(code: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # joins the threads that are no daemons
     atexit._run_exitfuncs()
     streams = [thing for thing in gc.get_objects() if isinstance(thing, io.IOBase)]
-    for stream in streams:
-        if type(stream).__module__ not in ("_io", "io"):
-            with suppress(OSError, ValueError):
-                stream.close()  # an archive that was left open writes its end
-    for flush in (*(stream.flush for stream in streams), sys.stdout.flush, sys.stderr.flush):
-        with suppress(OSError, ValueError):
-            flush()
+    flushes = [*(stream.flush for stream in streams), sys.stdout.flush, sys.stderr.flush]
+    closes = [stream.close for stream in streams if type(stream).__module__ not in ("_io", "io")]
+    for step in (*flushes, *closes, *flushes):  # an archive that was left open writes its end when it is closed
+        with suppress(Exception):  # a stream of the user's own may raise anything
+            step()
     os._exit(code)
 
 
