@@ -448,3 +448,23 @@ def test_sixteen_ranks_are_compared_by_median_and_mad(seed: int) -> None:
         ("straggler", "closed"),
     ]
     assert culprits(verdicts[0]) == [(5, "node1")]
+
+
+def test_a_rank_that_falls_silent_while_another_has_just_exited_is_on_its_way_out_and_not_hung() -> None:
+    job = trained(1, 40).exits(3, after=0.1, code=0).idle(2.6, "collective", 40, silent=[2])
+    assert verdicts_of(job.end()) == []
+
+
+def test_a_slow_rank_is_not_learned_away_while_it_is_slow() -> None:
+    verdicts = verdicts_of(trained(2, 40).train(200, slow={1: 1.3}))
+    assert [(verdict.fault_class, verdict.status) for verdict in verdicts] == [("straggler", "open")]
+
+
+def test_a_few_milliseconds_more_for_data_are_no_stall() -> None:
+    assert verdicts_of(trained(7).train(40, late_data={2: 0.006}).end()) == []
+
+
+def test_a_rank_on_a_crowded_core_is_not_called_slow() -> None:
+    """Its wall time rises by half, its own time does not."""
+    verdicts = verdicts_of(trained(9).train(11, contended=["node1"]).train(40).end())
+    assert verdicts == []
