@@ -22,7 +22,7 @@ from pipelines.places import Places
 from pipelines.settings import ConsoleSettings, Settings
 
 UI_FOLDER = Path(__file__).resolve().parent.parent / "ui"
-APP = UI_FOLDER / "app.py"
+APP = UI_FOLDER / "entry" / "app.py"
 THEME = UI_FOLDER / "config" / "theme.toml"
 TOKEN_LENGTH_MIN = 16
 CONSOLE_NICE = 5  # ranks come first, but a person waits: at 19 a busy machine never draws a page

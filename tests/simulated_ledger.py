@@ -37,73 +37,31 @@ from pipelines.ledger.shapes import (
     RowPage,
     Series,
 )
+from tests.simulated_faults import (
+    ADVICE,
+    CULPRIT,
+    FAULTS,
+    JOB,
+    LINES,
+    METRIC_NAMES,
+    OUTCOME,
+    RULE,
+    SEVERITY,
+    STEP_SECONDS,
+    STRAGGLER_SECONDS,
+    SUMMARY,
+    TIMING,
+    VERB,
+    WORLD,
+)
 
-JOB = "gpt-small"
-WORLD = 4
-STEP_SECONDS = 0.25
-METRIC_NAMES = (
-    "train.step.duration", "train.data.duration", "train.collective.wait", "train.compute.duration", "train.compute.own",
-    "train.compute.cpu", "train.gradient.local_norm", "train.loss",
-)  # fmt: skip
-FAULTS = ("straggler", "rank_lost", "hang", "nan", "gpu_lost", "user_error")
-# offset of the onset, seconds to the verdict, seconds from the verdict to the next attempt's first step (0: none)
-TIMING = {
-    "straggler": (40.0, 4.2, 0.0),
-    "rank_lost": (80.0, 0.4, 2.9),
-    "hang": (115.0, 3.1, 3.6),
-    "nan": (150.0, 0.8, 3.2),
-    "gpu_lost": (185.0, 0.5, 4.4),
-    "user_error": (220.0, 0.3, 0.0),
-}
-CULPRIT = {
-    "straggler": (1, "node-0"),
-    "rank_lost": (2, "node-1"),
-    "hang": (3, "node-1"),
-    "nan": (0, "node-0"),
-    "gpu_lost": (None, "node-1"),
-    "user_error": (1, "node-0"),
-}
-SEVERITY = {
-    "straggler": "warning",
-    "rank_lost": "error",
-    "hang": "critical",
-    "nan": "error",
-    "gpu_lost": "critical",
-    "user_error": "error",
-}
-VERB = {
-    "straggler": "notify",
-    "rank_lost": "restart",
-    "hang": "restart",
-    "nan": "restart",
-    "gpu_lost": "exclude_and_restart",
-    "user_error": "stop",
-}
-ADVICE = {
-    "straggler": "notify",
-    "rank_lost": "restart_in_place",
-    "hang": "restart_in_place",
-    "nan": "rollback_restart",
-    "gpu_lost": "restart_exclude_node",
-    "user_error": "stop",
-}
-RULE = {
-    "straggler": "straggler: notify only; the job goes on at 62 % of its speed",
-    "rank_lost": "rank_lost, settled, 1 of 20 restarts used: restart in place from the newest complete step",
-    "hang": "hang, corroborated by 3 waiting peers and process state T: stop after evidence, restart in place",
-    "nan": "nan first seen at a step: reject checkpoints from there, restart from the newest complete one before",
-    "gpu_lost": "gpu_lost names a node, a spare is free: exclude node-1, restart with node-2",
-    "user_error": "user_error is not restarted: the same code would fail again",
-}
-STRAGGLER_SECONDS = 16.0
+__all__ = ["FAULTS", "JOB", "SimulatedLedger"]
 
 
 class SimulatedLedger:
     """The whole story at once; `faults` cuts it short so that the job still runs."""
 
-    def __init__(
-        self, now: float, *, faults: int = len(FAULTS), seed: int = 7, tail_seconds: float = 12.0
-    ) -> None:
+    def __init__(self, now: float, *, faults: int = len(FAULTS), seed: int = 7, tail_seconds: float = 12.0) -> None:
         self._random = random.Random(seed)
         self.commands: list[dict[str, Any]] = []
         self.away = False
@@ -148,18 +106,10 @@ class SimulatedLedger:
         """One sample, the same for the same question."""
         dice = random.Random(f"{metric}/{rank}/{step}")
         offset = at - self.begin
-        slow = (
-            1.62
-            if rank == 1 and "straggler" in self.faults and 40.0 <= offset < 40.0 + STRAGGLER_SECONDS
-            else 1.0
-        )
+        slow = 1.62 if rank == 1 and "straggler" in self.faults and 40.0 <= offset < 40.0 + STRAGGLER_SECONDS else 1.0
         own = 0.148 * slow * (1.0 + 0.012 * rank) * (1.0 + dice.gauss(0.0, 0.02))
         if metric == "train.loss":
-            if (
-                "nan" in self.faults
-                and rank == 0
-                and TIMING["nan"][0] - 0.05 < offset <= TIMING["nan"][0] + 2.0
-            ):
+            if "nan" in self.faults and rank == 0 and TIMING["nan"][0] - 0.05 < offset <= TIMING["nan"][0] + 2.0:
                 return None
             return 3.1 * math.exp(-step / 700.0) + 1.4 + dice.gauss(0.0, 0.03)
         if metric == "train.step.duration":
@@ -203,10 +153,7 @@ class SimulatedLedger:
     def rows(self, table: str, *, job: str | None = None, **_: Any) -> RowPage:
         self._check()
         messages = [self._attempt_started(attempt) for attempt in self.attempts] if table == "events" else []
-        rows = (
-            Row(seq=n, kind="attempt_started.v1", message=message)
-            for n, message in enumerate(messages, start=1)
-        )
+        rows = (Row(seq=n, kind="attempt_started.v1", message=message) for n, message in enumerate(messages, start=1))
         return RowPage(rows=tuple(rows), next=len(messages))
 
     def series(
@@ -308,8 +255,7 @@ class SimulatedLedger:
 
     def _attempt_started(self, attempt: dict[str, Any]) -> AttemptStarted:
         places = tuple(
-            RankPlace(rank=rank, local_rank=rank % 2, node=attempt["nodes"][rank // 2])
-            for rank in range(WORLD)
+            RankPlace(rank=rank, local_rank=rank % 2, node=attempt["nodes"][rank // 2]) for rank in range(WORLD)
         )
         return AttemptStarted(
             job=JOB, attempt=attempt["attempt"], rank=-1, node="", sequence=0, at=attempt["at"], world_size=WORLD,
@@ -344,11 +290,7 @@ class SimulatedLedger:
         }  # fmt: skip
 
     def _with_commands(self, story: dict[str, Any]) -> dict[str, Any]:
-        own = [
-            {**row, "job": JOB}
-            for row in self.commands
-            if row["incident_id"] == story["incident"]["incident_id"]
-        ]
+        own = [{**row, "job": JOB} for row in self.commands if row["incident_id"] == story["incident"]["incident_id"]]
         incident = dict(story["incident"])
         for row in own:
             if row["verb"] == "acknowledge":
@@ -400,7 +342,8 @@ class SimulatedLedger:
                 "evidence": evidence,
             }],
             "actions": [action],
-            "receipts": [{"action_id": action["action_id"], "job": JOB, "attempt": attempt, "at": verdict_at + max(back - 0.4, 0.1),
+            "receipts": [{"action_id": action["action_id"], "job": JOB, "attempt": attempt,
+                          "at": verdict_at + max(back - 0.4, 0.1),
                           "outcome": "done", "text": OUTCOME[fault].format(step=resume),
                           "next_attempt": action["next_attempt"]}],
             "transitions": [
@@ -432,9 +375,7 @@ class SimulatedLedger:
             states.append((at + 0.1, "finishing", "stop"))
         if closed_at is not None:
             end = "stopped" if fault == "user_error" else "resolved"
-            states.append(
-                (closed_at, end, "steady" if back else "ended" if fault == "user_error" else "closed")
-            )
+            states.append((closed_at, end, "steady" if back else "ended" if fault == "user_error" else "closed"))
         return states
 
     def _evidence(self, fault: str, onset_at: float, step: int) -> list[dict[str, Any]]:
@@ -460,7 +401,8 @@ class SimulatedLedger:
             ]  # fmt: skip
         if fault == "hang":
             return [
-                {**common, "kind": "silence", "rule": "launcher.stopped", "text": "process state T for 2.1 s while peers wait"},
+                {**common, "kind": "silence", "rule": "launcher.stopped",
+                 "text": "process state T for 2.1 s while peers wait"},
                 {**common, "kind": "metric", "metric": "train.step.duration", "value": 3.1, "peers_median": 0.25,
                  "unit": "s", "rule": "hang.corroborated", "text": "no progress; 3 peers frozen in the all-reduce"},
             ]  # fmt: skip
@@ -482,37 +424,3 @@ class SimulatedLedger:
             }
             for text in LINES[fault][-1:]
         ]
-
-
-LINES = {
-    "rank_lost": ("rank 2 exited: signal 9 (SIGKILL), not stopped by the launcher",),
-    "hang": (
-        "[rank3] Watchdog: collective ALLREDUCE seq 912 has been pending for 2000 ms",
-        "Thread 0x7f2a (most recent call first):\n  File \"torch/nn/parallel/distributed.py\", line 1661 in forward",
-    ),
-    "nan": ("UserWarning: loss is nan, gradient norm is nan",),
-    "gpu_lost": (
-        "NVRM: Xid (PCI:0000:3b:00): 79, pid=4141, GPU has fallen off the bus.",
-    ),
-    "user_error": (
-        "Traceback (most recent call last):\n  File \"train.py\", line 118, in <module>\n    batch = augment(batch)\n"
-        "  File \"train.py\", line 61, in augment\n    return batch[:, self.offsets]\n"
-        "IndexError: index 4096 is out of bounds for dimension 1 with size 4096",
-    ),
-}  # fmt: skip
-SUMMARY = {
-    "straggler": "Rank 1 on node-0 computes 1.62 times as long as its peers; they wait for it in every all-reduce.",
-    "rank_lost": "Rank 2 on node-1 was killed by signal 9 after step {step}; the other three ranks were waiting for it.",
-    "hang": "Rank 3 on node-1 is stopped (state T) in step {next}; its three peers are frozen in the all-reduce.",
-    "nan": "The loss of rank 0 became NaN at step {step}; checkpoints of step {step} and later are bad.",
-    "gpu_lost": "node-1 lost a GPU (Xid 79, fallen off the bus) after step {step}.",
-    "user_error": "The training script raised IndexError on rank 1 after step {step}: index 4096 is out of bounds.",
-}
-OUTCOME = {
-    "straggler": "Notified; the rank is as fast as its peers again.",
-    "rank_lost": "Attempt 2 runs from step {step}, loaded from memory.",
-    "hang": "Attempt 3 runs from step {step}, loaded from memory.",
-    "nan": "Attempt 4 runs from step {step}, loaded from memory.",
-    "gpu_lost": "Attempt 5 runs on node-0 and node-2 from step {step}.",
-    "user_error": "The job is stopped and will not be restarted.",
-}

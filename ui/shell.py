@@ -22,6 +22,7 @@ from ui.words import local_zone
 REFRESH_SECONDS = 2.0
 WRONG_TOKEN_SECONDS = 1.0  # guessing takes time
 QUIET_REFRESH_SECONDS = 10.0  # where nothing is going on any more
+PAGES = Path(__file__).parent / "pages"
 CONFIG = Path(__file__).parent / "config"
 STYLE = CONFIG / "console.css"
 CLOCK = SystemClock()
@@ -35,8 +36,10 @@ def _ledger(socket: str, url: str) -> Ledger:
 
 
 def ledger() -> Ledger:
-    """The ledger that this console was started for. Raises LedgerAway where none was named."""
+    """The ledger that this console was started for. Raises LedgerAway where none was named, or nobody logged in."""
     where = address()
+    if where.login_token and not st.session_state.get("let_in"):
+        raise LedgerAway("This console asks for a token first: open its front page.")
     return _ledger(where.socket, where.url)
 
 

@@ -34,7 +34,9 @@ ANSWERS_MAX = 64  # last good answers kept for when the ledger is away
 INCIDENTS_MAX = 500
 LOG_LINES_MAX = 200
 EVENTS_MAX = 1_000
-BUCKETS = 400
+BUCKETS_MAX = 400
+BUCKETS_MIN = 40
+SAMPLES_MAX = 40_000  # of one chart's question: with many ranks each gets fewer buckets
 FIRST_STEP_SECONDS_MAX = 600.0  # a new attempt's first step is looked for so long after its start
 FIRST_STEPS_MAX = 1_000
 
@@ -81,6 +83,7 @@ class Ledger:
         self._reader = reader
         self._answers: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._first_steps: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._world_sizes: dict[str, int] = {}
         self._lock = threading.Lock()
         self.away = ""  # why the newest question was not answered; empty: it was
 
@@ -88,7 +91,9 @@ class Ledger:
         return self._ask(("health",), self._reader.health)
 
     def jobs(self) -> tuple[JobView, ...]:
-        return self._ask(("jobs",), self._reader.jobs)
+        jobs = self._ask(("jobs",), self._reader.jobs)
+        self._world_sizes = {job.job: job.world_size for job in jobs}
+        return jobs
 
     def incidents(self, job: str = "") -> tuple[IncidentView, ...]:
         """Newest onset first, at most INCIDENTS_MAX."""
@@ -109,9 +114,10 @@ class Ledger:
         end: float | None = None,
     ) -> Series:
         """One metric of all ranks between two times, downsampled by the ledger."""
+        buckets = buckets_for(self._world_sizes.get(job, 1))
         return self._ask(
             ("series", job, metric, attempt, start is None),
-            lambda: self._reader.series(job, metric, attempt=attempt, start=start, end=end, buckets=BUCKETS),
+            lambda: self._reader.series(job, metric, attempt=attempt, start=start, end=end, buckets=buckets),
         )
 
     def metric_names(self, job: str) -> tuple[str, ...]:
@@ -180,3 +186,8 @@ class Ledger:
             while len(self._answers) > ANSWERS_MAX:
                 self._answers.popitem(last=False)
         return answer
+
+
+def buckets_for(ranks: int) -> int:
+    """How finely a chart of so many ranks is asked for."""
+    return max(BUCKETS_MIN, min(BUCKETS_MAX, SAMPLES_MAX // max(1, ranks)))

@@ -52,6 +52,14 @@ def query(page: Page) -> dict[str, list[str]]:
     return parse_qs(urlsplit(page.url).query)
 
 
+def test_the_very_first_visit_may_be_a_deep_link(lab: ConsoleLab, page: Page) -> None:
+    """First of all: Streamlit knows our pages only once its entry has run."""
+    page.goto(f"{lab.url}/incident?id={HANG.replace('/', '%2F')}")
+    settled(page)
+    expect(page.get_by_role("link", name="Overview")).to_be_visible()
+    expect(page.locator(".t-timeline")).to_have_css("list-style-type", "none")
+
+
 def test_the_overview_is_drawn_without_asking_anybody_outside(lab: ConsoleLab, page: Page) -> None:
     outside: list[str] = []
     errors: list[str] = []

@@ -53,7 +53,8 @@ def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("host", "alone"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.5", False), ("gpu-7", False)],
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.5", False),
+     ("gpu-7", False)],
 )  # fmt: skip
 def test_only_loopback_addresses_are_this_machines_alone(host: str, alone: bool) -> None:
     assert is_loopback(host) is alone

@@ -58,7 +58,8 @@ def series_of(**ranks: list[float | None]) -> Series:
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (None, "–"), (0.0, "0.00 s"), (0.42, "0.42 s"), (3.14, "3.1 s"), (9.99, "10 s"), (59.4, "59 s"), (59.7, "1 min 00 s"),
+        (None, "–"), (0.0, "0.00 s"), (0.42, "0.42 s"), (3.14, "3.1 s"), (9.99, "10 s"), (59.4, "59 s"),
+        (59.7, "1 min 00 s"),
         (125, "2 min 05 s"), (11_400, "3 h 10 min"), (187_200, "2 d 4 h"), (-2.0, "−2.0 s"),
     ],
 )  # fmt: skip
@@ -240,7 +241,8 @@ def test_the_log_shows_the_culprits_lines_with_the_onset_in_sight(simulated: Sim
 @pytest.mark.parametrize(
     ("text", "trouble"),
     [
-        ("Traceback (most recent call last):", True), ("loss is nan", True), ("torch.cuda.OutOfMemoryError: CUDA out of memory", True),
+        ("Traceback (most recent call last):", True), ("loss is nan", True),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory", True),
         ("step 5 loss 4.1", False), ("finance.csv loaded", False),
     ],
 )  # fmt: skip
@@ -376,6 +378,14 @@ def test_the_remembered_answers_are_bounded() -> None:
     for number in range(ANSWERS_MAX + 20):
         source.metric_names(f"job-{number}")
     assert len(source._answers) == ANSWERS_MAX
+
+
+def test_many_ranks_are_asked_for_in_fewer_buckets() -> None:
+    from ui.source import SAMPLES_MAX, buckets_for
+
+    assert buckets_for(4) == 400
+    assert buckets_for(256) * 256 <= SAMPLES_MAX
+    assert buckets_for(100_000) == 40
 
 
 def test_the_simulation_tells_the_demos_six_faults() -> None:

@@ -12,7 +12,7 @@ from ui import charts, markup, shell, timeline, views
 from ui.source import Ledger, LedgerAway
 from ui.words import metric_words
 
-FEEDBACK = {"true_positive": "Right", "false_positive": "False alarm", "unknown": "Cannot tell"}
+FEEDBACK = {"true_positive": "Right", "false_positive": "Wrong", "unknown": "Unsure"}
 
 
 def draw(source: Ledger, now: float, incident_id: str) -> None:
@@ -143,7 +143,7 @@ def respond(source: Ledger, story: IncidentStory) -> None:
 def page() -> None:
     incident_id = st.query_params.get("id", "")
     crumb, act, toggle = st.columns([5, 1.1, 0.9], vertical_alignment="center")
-    crumb.page_link("pages/incidents.py", label="Incidents", icon=":material/arrow_back:")
+    crumb.page_link(str(shell.PAGES / "incidents.py"), label="Incidents", icon=":material/arrow_back:")
     live = shell.live_toggle(toggle)
     if not incident_id:
         st.html(markup.empty("No incident chosen", "Choose one on the incidents page; its address holds its id."))

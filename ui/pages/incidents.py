@@ -101,7 +101,7 @@ def preview(source: Ledger, row: IncidentView, now: float) -> None:
         left, right = st.columns([2.4, 1], gap="large")
         left.html(markup.incident_head(row, now, shell.zone(), small=True))
         left.page_link(
-            "pages/incident.py",
+            str(shell.PAGES / "incident.py"),
             label="Open: series, log, evidence, actions",
             icon=":material/arrow_forward:",
             query_params={"id": row.incident_id},

@@ -37,7 +37,7 @@ def draw(source: Ledger, now: float) -> None:
         if incidents:
             st.html(markup.incident_cards(incidents[: views.NEWEST_INCIDENTS_MAX], now))
             st.page_link(
-                "pages/incidents.py",
+                str(shell.PAGES / "incidents.py"),
                 label=f"All incidents ({len(incidents)})",
                 icon=":material/arrow_forward:",
             )
