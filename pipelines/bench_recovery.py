@@ -88,11 +88,7 @@ def live(folder: Path, replays: int, clock: Clock) -> None:
     verdict = _verdict(clock.now())
     left = replays
     give_up_at = clock.monotonic() + LIFE_SECONDS_MAX
-    while (
-        left > 0
-        or not store.outcomes()
-        or any(one.phase not in ("started", "closed") for one in store.intents())
-    ):
+    while left > 0 or not store.outcomes() or any(one.phase not in ("started", "closed") for one in store.intents()):
         if clock.monotonic() > give_up_at:
             raise TimeoutError(f"recovery was not done after {LIFE_SECONDS_MAX:.0f} s")
         controller.accept_all([verdict] * min(left, BATCH), clock.now())

@@ -163,9 +163,7 @@ def choose_checkpoint(
     if plan.before_step is not None:
         catalog.reject_from(job, plan.before_step, f"{plan.fault_class}, verdict {plan.verdict_id}")
     places = predicted_places(observation, excluded, last_places)
-    return Chosen(
-        plan, observation, catalog.newest_complete(job, before_step=plan.before_step, places=places)
-    )
+    return Chosen(plan, observation, catalog.newest_complete(job, before_step=plan.before_step, places=places))
 
 
 def start_attempt(backend: Backend, request: StartRequest, old_attempt: int) -> Result:
@@ -177,9 +175,7 @@ def start_attempt(backend: Backend, request: StartRequest, old_attempt: int) -> 
     return obstacle if obstacle is not None else Started(backend.start(request))
 
 
-def finish_job(
-    backend: Backend, job: str, outcome: Literal["finished", "failed", "stopped"], reason: str
-) -> Result:
+def finish_job(backend: Backend, job: str, outcome: Literal["finished", "failed", "stopped"], reason: str) -> Result:
     backend.finish(job, outcome, reason)
     return Done()
 
@@ -199,9 +195,7 @@ def predicted_places(
         if node not in last:
             last.append(node)
     usable = [
-        node.name
-        for node in observation.nodes
-        if node.state in ("active", "spare") and node.name not in excluded
+        node.name for node in observation.nodes if node.state in ("active", "spare") and node.name not in excluded
     ]
     chosen = choose_nodes(last, usable, len(last))
     if chosen is None:

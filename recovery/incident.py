@@ -44,13 +44,9 @@ Event = Literal[
 
 STATES: tuple[State, ...] = get_args(State)
 EVENTS: tuple[Event, ...] = get_args(Event)
-TERMINAL: frozenset[State] = frozenset(
-    {"resolved", "relapsed", "superseded", "stopped", "gave_up", "ignored"}
-)
+TERMINAL: frozenset[State] = frozenset({"resolved", "relapsed", "superseded", "stopped", "gave_up", "ignored"})
 # In these something is being done to the job: no second incident of the job may be decided meanwhile.
-ACTING: frozenset[State] = frozenset(
-    {"deciding", "stopping", "backing_off", "selecting", "starting", "finishing"}
-)
+ACTING: frozenset[State] = frozenset({"deciding", "stopping", "backing_off", "selecting", "starting", "finishing"})
 # An incident in one of these has the job's attempt in hand: a further verdict of that attempt joins it.
 IN_HAND: frozenset[State] = ACTING | {"coalescing", "awaiting_approval", "held"}
 # In these `tick` has something to do by itself.

@@ -34,9 +34,7 @@ class Journal:
             tries += 1
         return base if tries == 1 else f"{base}/{tries}"
 
-    def tell(
-        self, incident: IncidentRow, plan: Plan, mode: Mode, outcome: Outcome, text: str, now: float
-    ) -> None:
+    def tell(self, incident: IncidentRow, plan: Plan, mode: Mode, outcome: Outcome, text: str, now: float) -> None:
         """An action that does nothing to the job, and its receipt; the id says which of several."""
         action_id = f"{incident.job}/{incident.attempt}/{plan.verb}/{plan.verdict_id}"
         action_id += f"/{plan.plan_hash[:12]}" if plan.plan_hash else ""

@@ -24,9 +24,7 @@ class Lease:
         if not self._lock():
             owner = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             self.release()
-            raise ControllerRuns(
-                f"recovery already runs here (process {owner} holds {path}); stop that one first"
-            )
+            raise ControllerRuns(f"recovery already runs here (process {owner} holds {path}); stop that one first")
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 

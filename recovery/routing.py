@@ -81,9 +81,7 @@ class Router:
         changed = {self._meaning(one) for one in verdicts} != {self._meaning(one) for one in before}
         if changed and incident.state == "awaiting_approval":
             self.store.move(incident, "revised", f"new evidence: {verdict.summary}", now)
-        elif (
-            changed and incident.state == "notified" and self._acts(verdict) and not self.must_wait(incident)
-        ):
+        elif changed and incident.state == "notified" and self._acts(verdict) and not self.must_wait(incident):
             self.store.move(incident, "revised", f"now {verdict.fault_class}: {verdict.summary}", now)
 
     def _file_late(self, entry: Entry, incident: IncidentRow, now: float) -> None:
@@ -121,9 +119,7 @@ class Router:
             return "closed before it was acted on"
         started = [one.attempt for one in self.store.attempts(verdict.job) if one.started_at is not None]
         if started and verdict.attempt < started[-1]:
-            return (
-                f"stale attempt: the verdict is about attempt {verdict.attempt}, the job is at {started[-1]}"
-            )
+            return f"stale attempt: the verdict is about attempt {verdict.attempt}, the job is at {started[-1]}"
         return ""
 
     def _in_hand(self, verdict: Verdict) -> IncidentRow | None:

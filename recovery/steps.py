@@ -237,16 +237,12 @@ class Steps:
         assert isinstance(result, Done | Refused)
         note = "" if isinstance(result, Done) else f" ({result.text})"
         self._journal.receipt(incident, "done", f"the job was stopped{note}: {plan.reason}", now)
-        self._journal.close(
-            incident, "budget_spent_and_ended" if plan.budget_spent else "ended", plan.reason, now
-        )
+        self._journal.close(incident, "budget_spent_and_ended" if plan.budget_spent else "ended", plan.reason, now)
 
     def _overtaken(self, incident: IncidentRow, result: Result, now: float) -> bool:
         """The three answers that say: not now, or no more."""
         if isinstance(result, JobOver):
-            self._journal.receipt(
-                incident, "done", "the job had finished by itself; nothing was started", now
-            )
+            self._journal.receipt(incident, "done", "the job had finished by itself; nothing was started", now)
             self._journal.job_over(incident.job, "finished", "", now)
         elif isinstance(result, Overtaken):
             text = f"attempt {result.attempt} was started by somebody else; nothing was done"

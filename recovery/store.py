@@ -132,9 +132,7 @@ class RecoveryStore:
             self._in_transaction = True
             newest = self._one("SELECT value FROM meta WHERE key = 'epoch'")[0]
             if newest != self.epoch:
-                raise Fenced(
-                    f"a newer recovery (epoch {newest}, ours is {self.epoch}) has taken over {self.path}"
-                )
+                raise Fenced(f"a newer recovery (epoch {newest}, ours is {self.epoch}) has taken over {self.path}")
             yield
             self._commit()
         except sqlite3.DatabaseError as error:
@@ -166,9 +164,7 @@ class RecoveryStore:
         done = self._write(f"INSERT OR IGNORE INTO inbox ({columns}) VALUES (?,?,?,?,?,?)", *values)
         if done.rowcount:
             return True
-        self._write(
-            "UPDATE inbox SET duplicates = duplicates + 1 WHERE verdict_id=? AND revision=?", *values[:2]
-        )
+        self._write("UPDATE inbox SET duplicates = duplicates + 1 WHERE verdict_id=? AND revision=?", *values[:2])
         return False
 
     def new_verdicts(self, limit: int) -> list[Entry]:
@@ -204,9 +200,7 @@ class RecoveryStore:
     def insert_command(self, command: Command, now: float) -> bool:
         columns = "command_id, body, accepted_at"
         values = (command.command_id, _encode(command), now)
-        return bool(
-            self._write(f"INSERT OR IGNORE INTO commands ({columns}) VALUES (?,?,?)", *values).rowcount
-        )
+        return bool(self._write(f"INSERT OR IGNORE INTO commands ({columns}) VALUES (?,?,?)", *values).rowcount)
 
     def new_commands(self, limit: int) -> list[tuple[int, Command]]:
         rows = self._all("SELECT seq, body FROM commands WHERE outcome = '' ORDER BY seq LIMIT ?", limit)
@@ -218,8 +212,7 @@ class RecoveryStore:
     # incidents ------------------------------------------------------------------------------------
 
     _INCIDENT = (
-        "incident_id, job, attempt, state, sequence, opened_at, entered_at, due_at, action_id, "
-        "approved_hash, plan"
+        "incident_id, job, attempt, state, sequence, opened_at, entered_at, due_at, action_id, approved_hash, plan"
     )
 
     def open_incident(self, incident_id: str, job: str, attempt: int, now: float) -> IncidentRow:
@@ -316,9 +309,7 @@ class RecoveryStore:
             self._write("INSERT OR IGNORE INTO exclusions VALUES (?,?,?,?)", job, node, now, verdict_id)
 
     def excluded(self, job: str) -> tuple[str, ...]:
-        return tuple(
-            row[0] for row in self._all("SELECT node FROM exclusions WHERE job=? ORDER BY at, node", job)
-        )
+        return tuple(row[0] for row in self._all("SELECT node FROM exclusions WHERE job=? ORDER BY at, node", job))
 
     def reject(self, rejection: Rejection) -> None:
         """Write down that checkpoints must be rejected; the lowest step of a verdict wins."""
@@ -332,8 +323,7 @@ class RecoveryStore:
     def open_rejections(self) -> list[Rejection]:
         """Rejections that no catalog has confirmed yet."""
         return [
-            Rejection(*row)
-            for row in self._all("SELECT job, step, reason, verdict_id FROM rejections WHERE done = 0")
+            Rejection(*row) for row in self._all("SELECT job, step, reason, verdict_id FROM rejections WHERE done = 0")
         ]
 
     def rejection_done(self, rejection: Rejection) -> None:

@@ -1,7 +1,9 @@
 """Recovery from verdict to the steady new attempt, over a simulated job: one story per rule."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,8 @@ from detectors.verdict import Culprit
 from recovery.action import Command
 from recovery.backend import Ambiguous, BackendError, Rejected, StartRequest, Unavailable
 from recovery.backends.memory import MemoryBackend
+from recovery.controller import Controller
+from recovery.workers import InlineWorkers
 from tests.recovery_world import JOB, QUICK, World, verdict
 
 AUTO = QUICK.with_modes({"gpu_lost": "auto", "node_lost": "auto"})
@@ -102,6 +106,7 @@ def test_nan_rejects_and_resumes_before_the_first_bad_step(tmp_path: Path) -> No
     world.run()
     assert world.backend.starts[-1].resume_step == 5
     assert [step for step, _ in world.catalog.rejected] == [10]
+    assert world.catalog.asked[0][0] == 10, "the catalog is told, even if the rejection should be lost"
     action = world.actions()["job/1/restart"]
     assert (action.reject_from_step, action.resume_step) == (10, 5)
 
@@ -547,3 +552,28 @@ def test_a_stop_that_is_not_done_yet_is_asked_for_again_after_a_while(tmp_path: 
     for _ in range(50):
         world.round(0.001)
     assert world.backend.calls.count("stop") == 1
+
+
+class LateWorkers(InlineWorkers[Any]):
+    """Answers are in, but nobody hears them while `late` holds: what threads do to us at any time."""
+
+    late = False
+
+    def take(self) -> list[Any]:
+        return [] if self.late else super().take()
+
+
+def test_an_answer_to_a_question_nobody_asks_any_more_is_dropped(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    workers = LateWorkers()
+    world.controller = Controller(world.store, world.backend, world.catalog, QUICK, random.Random(1), workers)
+    workers.late = True
+    world.send(verdict("hang"))
+    world.run(2)
+    assert world.backend.calls == ["observe"]
+    world.send(verdict("hang", revision=2, status="closed"))
+    world.run(2)
+    workers.late = False
+    world.run()
+    assert world.states() == {"v": "resolved"}
+    assert world.attempts() == [1]
