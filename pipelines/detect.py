@@ -6,9 +6,11 @@ import io
 import os
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from detectors.ensemble import Ensemble
@@ -123,10 +125,10 @@ class Detect:
         self._saved_at = self._clock.monotonic()
 
 
-def write_state(folder: Path, partition: int, state: PartitionState, arrays: dict[str, np.ndarray]) -> None:
+def write_state(folder: Path, partition: int, state: PartitionState, arrays: dict[str, NDArray[Any]]) -> None:
     """Both files, each whole or not at all; the JSON names the npz it belongs to, and is renamed last."""
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer, allow_pickle=False, **arrays)
     name = f"partition-{partition}.{sum(state.offsets.values())}.npz"
     _replace(folder / name, buffer.getvalue())
     _replace(folder / f"partition-{partition}.json", msgspec.json.encode({"arrays": name, "state": state}))
@@ -135,7 +137,7 @@ def write_state(folder: Path, partition: int, state: PartitionState, arrays: dic
             old.unlink()
 
 
-def read_state(folder: Path, partition: int) -> tuple[PartitionState, dict[str, np.ndarray]] | None:
+def read_state(folder: Path, partition: int) -> tuple[PartitionState, dict[str, NDArray[Any]]] | None:
     """What `write_state` wrote; None where there is nothing, or nothing that can be read: then the bus is read anew."""
     try:
         tree = msgspec.json.decode((folder / f"partition-{partition}.json").read_bytes())

@@ -32,10 +32,14 @@ class BusSettings(_Section):
     bootstrap_servers: str = Field("127.0.0.1:9092", description="Kafka brokers, host:port, comma separated")
     prefix: str = Field("transom", pattern=r"^[A-Za-z0-9._-]{1,80}$", description="topic name prefix")
     partitions: int = Field(1, ge=1, le=4096, description="partitions of a topic when it is created; more jobs, more partitions")
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    ssl_cafile: str | None = None
-    sasl_mechanism: str | None = None
-    sasl_username: str | None = None
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="how the brokers are spoken to"
+    )
+    ssl_cafile: str | None = Field(None, description="file with the authority that signed the brokers' certificates")
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
+        None, description="with SASL_PLAINTEXT and SASL_SSL"
+    )
+    sasl_username: str | None = Field(None, description="who we are to the brokers")
     sasl_password_file: str | None = Field(None, description="file that holds the password; never the password itself")
 
 
@@ -52,22 +56,22 @@ class DetectSettings(_Section):
 class RecoverSettings(_Section):
     modes: dict[str, Mode] = Field(default_factory=dict, description="observe, approve or auto for each class")
     probation_steps: int = Field(20, ge=0, description="new steps before an incident is resolved")
-    probation_seconds: float = Field(60.0, ge=0.0)
-    stop_grace_seconds: float = Field(10.0, ge=0.0, description="SIGTERM to SIGKILL")
+    probation_seconds: float = Field(60.0, ge=0.0, description="and at least so long")
+    stop_grace_seconds: float = Field(5.0, ge=0.0, description="SIGTERM to SIGKILL")
     evidence_seconds: float = Field(10.0, ge=0.0, le=10.0, description="stacks are awaited so long before a hang is stopped")
     restarts_max: int = Field(20, ge=0, description="restarts of a job in restarts_window_seconds, then it is held")
-    restarts_window_seconds: float = Field(86_400.0, gt=0.0)
+    restarts_window_seconds: float = Field(86_400.0, gt=0.0, description="the window of restarts_max")
     same_cause_max: int = Field(3, ge=1, description="restarts for one cause without a new step, then it is held")
 
 
 class RecordSettings(_Section):
-    metrics_flush_seconds: float = Field(5.0, gt=0.0)
-    metrics_keep_days: float = Field(30.0, gt=0.0)
-    logs_keep_days: float = Field(30.0, gt=0.0)
+    metrics_flush_seconds: float = Field(5.0, gt=0.0, description="a Parquet part at least so often")
+    metrics_keep_days: float = Field(30.0, gt=0.0, description="then parts are deleted")
+    logs_keep_days: float = Field(30.0, gt=0.0, description="then log records are deleted")
     recordings: bool = Field(True, description="keep each job's messages for `transom replay`")
     host: str | None = Field(None, description="also serve the API on TCP at this address; needs token_file")
-    port: int = Field(8787, ge=1, le=65535)
-    token_file: Path | None = None
+    port: int = Field(8787, ge=1, le=65535, description="of the TCP API")
+    token_file: Path | None = Field(None, description="file that holds the token of the TCP API")
 
 
 class CheckpointSettings(_Section):
@@ -76,7 +80,7 @@ class CheckpointSettings(_Section):
 
 
 class ConsoleSettings(_Section):
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="other addresses need a login token")
     port: int = Field(8501, ge=0, le=65535, description="0: any free port")
 
 
