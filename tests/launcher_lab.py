@@ -23,6 +23,7 @@ from ingest.clock import SystemClock
 from ingest.codec import Codec
 from ingest.events import TOPICS, Message
 from ingest.sqlite_bus import SqliteBus
+from recovery.backend import RankView
 from recovery.backends.local import LocalBackend
 from recovery.launcher.config import LauncherConfig, LauncherLimits
 from recovery.launcher.job_files import JobFiles
@@ -124,6 +125,9 @@ class Lab:
     def pids(self) -> dict[int, int]:
         """Living ranks and their process ids."""
         return {view.rank: view.pid for view in self.backend.observe(JOB).ranks if view.state != "exited"}
+
+    def ranks_on(self, node: str) -> list[RankView]:
+        return [view for view in self.backend.observe(JOB).ranks if view.node == node]
 
     def messages(self, *types: type[Message], topics: tuple[Any, ...] = ("metrics", "logs", "events")) -> list[Any]:
         """Everything on the bus so far, in order."""

@@ -68,6 +68,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         def lose_node(node: str) -> None:
             lab.processes[node].kill()
             lab.processes[node].wait()
+            wait_for(lambda: all(r.state == "exited" for r in lab.ranks_on(node)), "its ranks went with it")
 
         def end_rank(rank: int, signal: int) -> None:
             os.kill(lab.pids()[rank], signal)
