@@ -66,9 +66,7 @@ class BusMisconfigured(BusError):
 
 def missing_extra(extra: str, purpose: str) -> BusMisconfigured:
     """What a door raises whose library is not installed."""
-    return BusMisconfigured(
-        f"{purpose} needs an extra that is not installed; run: pip install 'transom[{extra}]'"
-    )
+    return BusMisconfigured(f"{purpose} needs an extra that is not installed; run: pip install 'transom[{extra}]'")
 
 
 def refuse_oversized(topic: Topic, headers: Sequence[tuple[str, bytes]], value: bytes) -> None:

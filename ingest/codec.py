@@ -50,9 +50,7 @@ class Codec:
         name, topic = self._names[type(message)]
         value = self._encoder.encode(message)
         if len(value) > MESSAGE_BYTES_MAX:
-            raise ValueError(
-                f"a {name} message of {len(value)} bytes exceeds the limit of {MESSAGE_BYTES_MAX}"
-            )
+            raise ValueError(f"a {name} message of {len(value)} bytes exceeds the limit of {MESSAGE_BYTES_MAX}")
         return Encoded(topic, message.job, cloud_event_headers(name, message), value)
 
     def decode(self, headers: Headers, value: bytes) -> Any:
@@ -62,9 +60,7 @@ class Codec:
         name = message_type(headers)
         decoder = self._decoders.get(name)
         if decoder is None:
-            raise Undecodable(
-                f"message type {name!r} is not known here; is the producer newer than this reader?"
-            )
+            raise Undecodable(f"message type {name!r} is not known here; is the producer newer than this reader?")
         try:
             return decoder.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

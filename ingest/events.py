@@ -75,9 +75,7 @@ class Metrics(Message, frozen=True, kw_only=True):
             raise ValueError(f"ended_at and each column must have one entry for each of the {rows} steps")
         for entry in self.non_finite:
             if entry.metric not in self.columns or not 0 <= entry.index < rows:
-                raise ValueError(
-                    f"non_finite names a sample that is not there: {entry.metric}[{entry.index}]"
-                )
+                raise ValueError(f"non_finite names a sample that is not there: {entry.metric}[{entry.index}]")
 
     def column(self, name: str) -> list[float | None]:
         """Samples of one metric, in the order of `steps`, NaN and infinities restored."""

@@ -168,10 +168,7 @@ class KafkaBus:
             missing = plan_topics(self._partition_counts(admin), partitions)
             if missing:
                 created = admin.create_topics(
-                    {
-                        f"{self._prefix}.{topic}": self._topic_options(topic, n)
-                        for topic, n in missing.items()
-                    },
+                    {f"{self._prefix}.{topic}": self._topic_options(topic, n) for topic, n in missing.items()},
                     raise_errors=False,
                 )
                 for topic in created["topics"]:
@@ -221,7 +218,7 @@ class KafkaBus:
                 "compression_type": self._compression,
                 "linger_ms": 5,
                 "batch_size": 128 * 1024,
-                "max_block_ms": 1000,  # only our own thread waits for it
+                "max_block_ms": 250,  # only our own thread waits for it
                 "delivery_timeout_ms": int(self._delivery_seconds * 1000),
                 "allow_auto_create_topics": False,
             },

@@ -101,9 +101,7 @@ class KafkaBusConsumer:
         self._positions: dict[TopicPartition, int] = {}  # of what we own: the next record to give
         self._uncommitted: dict[TopicPartition, int] = {}
         self._undecided: set[TopicPartition] = set()  # owned, but where to begin could not be asked yet
-        self._seeks: dict[
-            TopicPartition, int
-        ] = {}  # made while the library was polling; done before its next poll
+        self._seeks: dict[TopicPartition, int] = {}  # made while the library was polling; done before its next poll
         self._pending: deque[Record] = deque()  # fetched, not given yet
         self._idle_seconds = 0.0  # spent in polls that gave nothing, since the last one that did
         self._in_callback = False
@@ -206,7 +204,7 @@ class KafkaBusConsumer:
         up its partitions and never beats again (its heartbeat stays off), for ever.
         """
         coordinator = getattr(connection.kafka, "_coordinator", None)
-        if getattr(coordinator, "rejoining", False):
+        if coordinator is not None and getattr(coordinator, "rejoining", False):
             coordinator.request_rejoin()
 
     def _take(self, batches: Mapping[Any, Iterable[Any]]) -> None:
@@ -373,9 +371,7 @@ class KafkaBusConsumer:
             timeout_ms=self._commit_seconds * 1000,
         )
 
-    def _seek_library(
-        self, offsets: Mapping[TopicPartition, int], connection: _Connection | None = None
-    ) -> None:
+    def _seek_library(self, offsets: Mapping[TopicPartition, int], connection: _Connection | None = None) -> None:
         connection = connection or self._connection
         for place, offset in offsets.items():
             if connection is not None:

@@ -136,9 +136,7 @@ class KafkaBusProducer:
     def _hand_over(self, number: int) -> None:
         message = self._kept[number]
         try:
-            future = self._kafka.send(
-                message.topic, value=message.value, key=message.key, headers=message.headers
-            )
+            future = self._kafka.send(message.topic, value=message.value, key=message.key, headers=message.headers)
         except self._errors.KafkaTimeoutError:
             self._note(
                 f"no metadata of {message.topic}: is a broker running, and has `transom topics create` been run?"

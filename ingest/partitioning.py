@@ -81,6 +81,4 @@ def plan_topics(existing: Mapping[Topic, int], partitions: int) -> dict[Topic, i
             "add partitions to the smaller ones, or delete them and create the topics again"
         )
     of_jobs = next(iter(counts.values()), partitions)
-    return {
-        topic: of_jobs if topic in JOB_TOPICS else partitions for topic in TOPICS if topic not in existing
-    }
+    return {topic: of_jobs if topic in JOB_TOPICS else partitions for topic in TOPICS if topic not in existing}

@@ -88,9 +88,7 @@ class SqliteBus:
         connection = sqlite_file.connect(self._path)
         try:
             with sqlite_file.transaction(connection, self._path, self._busy_seconds):
-                for topic, count in plan_topics(
-                    partition_counts(connection, self._prefix), partitions
-                ).items():
+                for topic, count in plan_topics(partition_counts(connection, self._prefix), partitions).items():
                     connection.executemany(
                         "INSERT INTO logs(topic, partition) VALUES (?, ?)",
                         [(f"{self._prefix}.{topic}", number) for number in range(count)],
@@ -112,9 +110,7 @@ class SqliteBus:
         connection = sqlite_file.connect(self._path)
         pruned = 0
         try:
-            logs = connection.execute(
-                "SELECT log FROM logs WHERE topic = ?", (f"{self._prefix}.{topic}",)
-            ).fetchall()
+            logs = connection.execute("SELECT log FROM logs WHERE topic = ?", (f"{self._prefix}.{topic}",)).fetchall()
             for (log,) in logs:
                 while (batch := self._prune_some(connection, log, older_than)) > 0:
                     pruned += batch
@@ -173,9 +169,7 @@ class SqliteProducer:
             if self._closed:
                 raise BusMisconfigured("this producer is closed; make a new one")
             if len(self._waiting) >= self._buffered_max:
-                raise BusFull(
-                    f"{self._buffered_max} messages wait for {self._path}; call flush, or drop this one"
-                )
+                raise BusFull(f"{self._buffered_max} messages wait for {self._path}; call flush, or drop this one")
             self._waiting.append(message)
 
     def flush(self, timeout_seconds: float) -> None:
@@ -209,9 +203,7 @@ class SqliteProducer:
                 "SELECT partition, log, next_offset FROM logs WHERE topic = ?", (f"{self._prefix}.{topic}",)
             ).fetchall()
             if not rows:
-                raise BusMisconfigured(
-                    f"there is no topic {self._prefix}.{topic}; run: transom topics create"
-                )
+                raise BusMisconfigured(f"there is no topic {self._prefix}.{topic}; run: transom topics create")
             logs[topic] = {partition: log for partition, log, _ in rows}
             ends.update((log, end) for _, log, end in rows)
         records: list[tuple[int, bytes, bytes, bytes, float]] = []
@@ -237,9 +229,7 @@ def partition_counts(connection: sqlite3.Connection, prefix: str) -> dict[Topic,
     """The topics that exist under `prefix`, with their partition counts."""
     counts: dict[Topic, int] = {}
     for topic in TOPICS:
-        (count,) = connection.execute(
-            "SELECT count(*) FROM logs WHERE topic = ?", (f"{prefix}.{topic}",)
-        ).fetchone()
+        (count,) = connection.execute("SELECT count(*) FROM logs WHERE topic = ?", (f"{prefix}.{topic}",)).fetchone()
         if count:
             counts[topic] = count
     return counts

@@ -23,6 +23,7 @@ from .events import Topic
 from .partitioning import assign_ranges, key_text
 
 HEARTBEATS_OF_A_SESSION = 10
+QUIET_SECONDS, QUIET_FACTOR = 2.0, 2.0  # where nothing comes, look half as often: an idle service costs next to nothing
 _headers = msgspec.msgpack.Decoder(tuple[tuple[str, bytes], ...])
 _topics = msgspec.json.Decoder(tuple[str, ...])
 
@@ -60,14 +61,11 @@ class SqliteConsumer:
         self._on_revoke = on_revoke
         self._settings = settings
         self._process = process_identity()
-        self._member: int | None = (
-            None  # the group's generation when we joined: unique, and in order of joining
-        )
+        self._member: int | None = None  # the group's generation when we joined: unique, and in order of joining
         self._generation = -1  # the generation we have acted upon
-        self._claims_left = (
-            False  # partitions that are ours by assignment, but not yet released by their owner
-        )
+        self._claims_left = False  # partitions that are ours by assignment, but not yet released by their owner
         self._seen_at = 0.0
+        self._read_at = 0.0
         self._logs: dict[TopicPartition, int] = {}  # what we own, and its number in the file
         self._positions: dict[TopicPartition, int] = {}
         self._uncommitted: dict[TopicPartition, int] = {}
@@ -90,13 +88,16 @@ class SqliteConsumer:
                 records = [] if version == self._quiet_version else self._read(records_max)
             except sqlite3.Error as error:
                 raise sqlite_file.explain(error, self._path) from error
+            now = self._clock.monotonic()
             if records:
+                self._read_at = now
                 return records
             self._quiet_version = version
-            rest = deadline - self._clock.monotonic()
-            if rest <= 0:
+            if now >= deadline:
                 return []
-            self._clock.sleep(min(rest, self._settings.poll_interval_seconds))
+            quiet = now - self._read_at > QUIET_SECONDS
+            interval = self._settings.poll_interval_seconds * (QUIET_FACTOR if quiet else 1.0)
+            self._clock.sleep(min(deadline - now, interval))
 
     def _read(self, records_max: int) -> list[Record]:
         places = sorted(self._logs)
@@ -213,8 +214,7 @@ class SqliteConsumer:
             self._expel(
                 member
                 for member, seen_at, process in others
-                if not 0.0 <= now - seen_at <= self._settings.session_timeout_seconds
-                or is_dead(process, self._process)
+                if not 0.0 <= now - seen_at <= self._settings.session_timeout_seconds or is_dead(process, self._process)
             )
         self._seen_at = now
         if expelled:
@@ -333,9 +333,7 @@ class SqliteConsumer:
         gone = [member for member in members if member is not None]
         for member in gone:
             for table in ("members", "owners"):
-                self._connection.execute(
-                    f"DELETE FROM {table} WHERE name = ? AND member = ?", (self._group, member)
-                )
+                self._connection.execute(f"DELETE FROM {table} WHERE name = ? AND member = ?", (self._group, member))
         if gone:
             self._next_generation()
             self._group_version = -1  # data_version does not tell us of our own commits

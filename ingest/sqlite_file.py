@@ -18,7 +18,7 @@ JOURNAL_BYTES_MAX = 64 * 1024 * 1024
 
 # WAL needs memory that all processes share and locks that work; these file systems promise neither.
 NETWORK_FILE_SYSTEMS = frozenset(
-    {  # fmt: skip
+    {
         "nfs",
         "nfs4",
         "cifs",
@@ -98,8 +98,7 @@ def prepare(path: Path) -> None:
             _create(path)
     except OSError as error:
         raise BusMisconfigured(
-            f"the bus file {path} cannot be created or written ({error.strerror}); "
-            "choose a state_dir that is writable"
+            f"the bus file {path} cannot be created or written ({error.strerror}); choose a state_dir that is writable"
         ) from error
     connection = connect(path)
     try:
@@ -149,9 +148,7 @@ def connect(path: Path) -> sqlite3.Connection:
     """One connection in WAL mode, autocommit; `transaction` makes the write transactions."""
     try:
         # Used by one thread at a time, but not always by the same one.
-        connection = sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, timeout=OPEN_SECONDS_MAX
-        )
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=OPEN_SECONDS_MAX)
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
@@ -185,17 +182,11 @@ def explain(error: sqlite3.Error, path: Path) -> BusError:
     """What an error of SQLite means for the caller."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return BusUnavailable(
-            f"another process holds the write lock of {path}; is a process stopped inside a commit?"
-        )
+        return BusUnavailable(f"another process holds the write lock of {path}; is a process stopped inside a commit?")
     if code == sqlite3.SQLITE_FULL:
-        return BusUnavailable(
-            f"the disk that holds {path} is full; free some space, nothing sent is lost until then"
-        )
+        return BusUnavailable(f"the disk that holds {path} is full; free some space, nothing sent is lost until then")
     if code == sqlite3.SQLITE_IOERR:
-        return BusUnavailable(
-            f"reading or writing {path} failed ({error}); look at the disk and the kernel log"
-        )
+        return BusUnavailable(f"reading or writing {path} failed ({error}); look at the disk and the kernel log")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return BusMisconfigured(f"{path} is not an intact bus file ({error}); move it away and start again")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):

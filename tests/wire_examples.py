@@ -53,7 +53,8 @@ EXAMPLES = {
     "rank_stalled.v1": RankStalled(**STAMP, state="T", since=1_789_999_990.0),
     "rank_exited.v1": RankExited(
         **STAMP, exit_code=1, stopped_by_launcher=False,
-        error=ErrorRecord(type="ValueError", text="bad batch", traceback="Traceback …"), last_lines=("ValueError: bad batch",),
+        error=ErrorRecord(type="ValueError", text="bad batch", traceback="Traceback …"),
+        last_lines=("ValueError: bad batch",),
     ),
     "attempt_ended.v1": AttemptEnded(**NODE_STAMP, outcome="failed"),
     "node_heartbeat.v1": NodeHeartbeat(**NODE_STAMP, ranks_alive=(2, 3), dropped=0),

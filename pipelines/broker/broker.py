@@ -162,7 +162,9 @@ class LocalBroker:
             capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS_MAX,
         )  # fmt: skip
         if done.returncode != 0:
-            raise BrokerError(f"the broker's folder {self._folder} could not be formatted: {done.stderr.strip()[-300:]}")
+            raise BrokerError(
+                f"the broker's folder {self._folder} could not be formatted: {done.stderr.strip()[-300:]}"
+            )
 
     def _launch(self, java: str, properties: Path) -> None:
         command = [

@@ -192,7 +192,9 @@ def test_two_members_share_the_partitions_and_the_last_one_gets_all_back(ground:
     settle([first, second], owned=8)
     # Range assignment: the same partition numbers of both topics, so that a job's streams meet in one member.
     for member in (first, second):
-        numbers = {topic: {p.partition for p in member.assignment() if p.topic == topic} for topic in ("metrics", "logs")}
+        numbers = {
+            topic: {p.partition for p in member.assignment() if p.topic == topic} for topic in ("metrics", "logs")
+        }
         assert numbers["metrics"] == numbers["logs"] != set()
     send(bus, 40, keys=20)
     seen: list[Record] = []

@@ -22,7 +22,8 @@ from ingest.sqlite_bus import SqliteBus
 producer = SqliteBus(Path(sys.argv[1]), clock=SystemClock(), mountinfo="").producer()
 for batch in range(1_000_000):
     for number in range({BATCH}):
-        producer.send("metrics", f"job-{{number % 5}}", [], f"{{sys.argv[2]}} {{batch}} {{number}}".encode() + b" " * 500)
+        value = f"{{sys.argv[2]}} {{batch}} {{number}}".encode() + b" " * 500
+        producer.send("metrics", f"job-{{number % 5}}", [], value)
     producer.flush(10.0)
 """
 
@@ -31,7 +32,8 @@ import sys
 from pathlib import Path
 from ingest.clock import SystemClock
 from ingest.sqlite_bus import SqliteBus
-consumer = SqliteBus(Path(sys.argv[1]), clock=SystemClock(), mountinfo="", session_timeout_seconds=3600).consumer("g", ("metrics",))
+bus = SqliteBus(Path(sys.argv[1]), clock=SystemClock(), mountinfo="", session_timeout_seconds=3600)
+consumer = bus.consumer("g", ("metrics",))
 records = []
 while not records:
     records = consumer.poll(1, 1.0)

@@ -1,6 +1,6 @@
 """Writes what the wire looks like: tests/golden/wire/*.json and docs/schemas/*.json. Run it when a change is meant.
 
-    python tests/golden/write_wire.py
+python tests/golden/write_wire.py
 """
 
 import functools

@@ -85,7 +85,7 @@ def test_folder_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"this is no database, but it is long enough to be read as one" * 40])
 def test_a_file_that_is_no_bus_is_one_clear_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bus.sqlite").write_bytes(content)
-    with pytest.raises(BusMisconfigured, match="not an intact bus file.*move it away"):
+    with pytest.raises(BusMisconfigured, match=r"not an intact bus file.*move it away"):
         SqliteBus(tmp_path / "bus.sqlite", clock=SystemClock(), mountinfo="")
     assert (tmp_path / "bus.sqlite").read_bytes() == content
 
