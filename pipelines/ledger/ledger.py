@@ -79,6 +79,7 @@ class Ledger:
         self.state = LedgerState(lost_after_seconds=self._config.lost_after_seconds)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.chmod(0o700)  # DuckDB makes its files readable to all, so the folder keeps them
             (self.folder / METRICS_FOLDER).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise LedgerWriteFailed(

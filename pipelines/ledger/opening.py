@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -35,13 +34,17 @@ def open_database(
     memory_bytes_max: int = 2**30,
 ) -> duckdb.DuckDBPyConnection:
     """A connection. Raises LedgerLocked (after waiting for a passing reader) or LedgerUnreadable."""
-    config = {**_CONFIG, "threads": str(threads), "memory_limit": f"{memory_bytes_max}B"}
+    config: dict[str, str | bool | int | float | list[str]] = {
+        **_CONFIG,
+        "threads": str(threads),
+        "memory_limit": f"{memory_bytes_max}B",
+    }
     if not read_only:
         config["storage_compatibility_version"] = "v1.5.0"  # so that the duckdb command line of 1.5 reads snapshots
     deadline = clock.monotonic() + lock_wait_seconds
     while True:
         try:
-            connection = _connect(path, config, read_only=read_only)
+            connection = duckdb.connect(str(path), read_only=read_only, config=config)
             break
         except duckdb.IOException as error:
             if not _LOCK.search(str(error)):
@@ -66,16 +69,6 @@ def refuse_network_folder(folder: Path, mountinfo: str | None = None) -> None:
             f"{folder} lies on {kind}, a network file system, where the ledger's lock does not hold; "
             "put state_dir on a local disk"
         )
-
-
-def _connect(
-    path: Path, config: dict[str, str | bool | int | float | list[str]], *, read_only: bool
-) -> duckdb.DuckDBPyConnection:
-    before = os.umask(0o077)
-    try:
-        return duckdb.connect(str(path), read_only=read_only, config=config)
-    finally:
-        os.umask(before)
 
 
 def locked(message: str, path: Path) -> LedgerLocked:

@@ -259,6 +259,7 @@ def test_undecodable_records_are_handed_back_and_the_stream_goes_on(tmp_path: Pa
 
 def test_files_are_closed_to_others(tmp_path: Path, clock) -> None:
     folder = tmp_path / "ledger"
+    folder.mkdir(mode=0o755)
     with Ledger(folder, clock) as ledger:
         ledger.append(Tape().tell(verdict()))
         ledger.commit()

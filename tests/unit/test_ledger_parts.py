@@ -35,9 +35,7 @@ def steps(series: Series, rank: int = 0) -> list[int]:
     return [step for _, step, _ in series.ranks.get(str(rank), [])]
 
 
-def test_samples_are_served_before_and_after_their_part_is_written_and_never_twice(
-    tmp_path: Path, clock
-) -> None:
+def test_samples_are_served_before_and_after_their_part_is_written_and_never_twice(tmp_path: Path, clock) -> None:
     tape = Tape()
     with Ledger(tmp_path, clock) as ledger:
         reader = reader_of(ledger, clock)
@@ -104,9 +102,7 @@ def test_a_failed_commit_leaves_the_buffer_to_the_bus(tmp_path: Path, clock, mon
     tape = Tape()
     with Ledger(tmp_path, clock) as ledger:
         ledger.append(tape.tell(metrics(1)))
-        monkeypatch.setattr(
-            ledger, "_transaction", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
-        )
+        monkeypatch.setattr(ledger, "_transaction", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
         with pytest.raises(Exception, match="No space left"):
             ledger.commit(force=True)
         monkeypatch.undo()
@@ -126,20 +122,14 @@ def test_many_small_parts_become_one_and_no_sample_is_lost_or_doubled(tmp_path: 
             ledger.commit(force=True)
         assert steps(reader.series(JOB, "train.step.duration")) == list(range(MERGE_PARTS + 3))
         assert ledger.parts.part_count == 4
-        assert len(files(tmp_path)) == 4 + MERGE_PARTS, (
-            "a query that began before may still read the old ones"
-        )
+        assert len(files(tmp_path)) == 4 + MERGE_PARTS, "a query that began before may still read the old ones"
         clock.advance(100.0)
         ledger.commit(force=True)
         assert len(files(tmp_path)) == 4
     with Ledger(tmp_path, clock) as ledger:
         assert ledger.parts.part_count == 4
-        assert steps(reader_of(ledger, clock).series(JOB, "train.step.duration")) == list(
-            range(MERGE_PARTS + 3)
-        )
-    assert steps(open_finished(tmp_path, clock).series(JOB, "train.step.duration")) == list(
-        range(MERGE_PARTS + 3)
-    )
+        assert steps(reader_of(ledger, clock).series(JOB, "train.step.duration")) == list(range(MERGE_PARTS + 3))
+    assert steps(open_finished(tmp_path, clock).series(JOB, "train.step.duration")) == list(range(MERGE_PARTS + 3))
 
 
 def test_old_parts_go_by_age(tmp_path: Path, clock) -> None:
