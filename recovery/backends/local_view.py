@@ -41,8 +41,7 @@ def view_of(files: JobFiles, spec: JobSpec, answers: list[Answer]) -> Observatio
     attempt, token = (placement.attempt, placement.token) if placement else (0, "")
     ranks = [view for answer in answers for view in _rank_views(answer, placement)]
     nodes = tuple(
-        NodeView(answer.node.node, _node_state(answer, placement, excluded), answer.node.slots)
-        for answer in answers
+        NodeView(answer.node.node, _node_state(answer, placement, excluded), answer.node.slots) for answer in answers
     )
     states = [answer.state for answer in answers if answer.state and answer.state.attempt == attempt]
     stopping = any(state.stop_requested for state in states)
@@ -66,9 +65,7 @@ def _rank_views(answer: Answer, placement: Placement | None) -> list[RankView]:
     if node.attempt != placement.attempt:
         return []
     return [
-        RankView(
-            rank.rank, node.node, rank.pid, "running" if is_alive(rank.pid, rank.start_time) else "exited"
-        )
+        RankView(rank.rank, node.node, rank.pid, "running" if is_alive(rank.pid, rank.start_time) else "exited")
         for rank in node.ranks
     ]
 

@@ -73,9 +73,7 @@ class MemoryBackend:
             if rank is None or view.rank == rank:
                 self._jobs[job].ranks[view.rank] = replace(view, step=step)
 
-    def end_rank(
-        self, job: str, rank: int, *, exit_code: int | None = None, signal: int | None = None
-    ) -> None:
+    def end_rank(self, job: str, rank: int, *, exit_code: int | None = None, signal: int | None = None) -> None:
         """The process of a rank is gone."""
         view = self._jobs[job].ranks[rank]
         self._jobs[job].ranks[rank] = replace(view, state="exited", exit_code=exit_code, signal=signal)
@@ -136,9 +134,7 @@ class MemoryBackend:
         self._maybe_fail("collect_evidence", after_effect=False)
         state = self._job(job)
         living = {view.rank for view in state.living if view.state == "running"}
-        return {
-            rank: text for rank, text in self.evidence.items() if rank in living and attempt == state.attempt
-        }
+        return {rank: text for rank, text in self.evidence.items() if rank in living and attempt == state.attempt}
 
     def _job(self, job: str) -> MemoryJob:
         if job not in self._jobs:
@@ -157,9 +153,7 @@ class MemoryBackend:
             raise Conflict(f"ranks of attempt {job.attempt} of {job.name} still live; stop them first")
         excluded = job.excluded | set(request.excluded_nodes)
         usable = [
-            name
-            for name, slots in job.nodes.items()
-            if name not in excluded | job.lost and slots >= job.nproc_per_node
+            name for name, slots in job.nodes.items() if name not in excluded | job.lost and slots >= job.nproc_per_node
         ]
         chosen = choose_nodes(job.placed, usable, job.nodes_wanted)
         if chosen is None:
@@ -179,9 +173,7 @@ class MemoryBackend:
 
     def _view(self, job: MemoryJob) -> Observation:
         nodes = tuple(NodeView(name, self._node_state(job, name), slots) for name, slots in job.nodes.items())
-        return Observation(
-            job.name, job.attempt, job.token, self._phase(job), tuple(job.ranks.values()), nodes
-        )
+        return Observation(job.name, job.attempt, job.token, self._phase(job), tuple(job.ranks.values()), nodes)
 
     def _node_state(self, job: MemoryJob, node: str) -> Literal["active", "spare", "excluded", "lost"]:
         if node in job.excluded:
