@@ -88,8 +88,13 @@ class Reporter:
 
     def add_line(self, line: LogLine) -> None:
         """Queue one log record. Called from any thread."""
-        if len(line.text) > LINE_CHARS_MAX:
-            line = msgspec.structs.replace(line, text=line.text[:LINE_CHARS_MAX] + " …")
+        text = line.text
+        if len(text) > LINE_CHARS_MAX:
+            text = text[:LINE_CHARS_MAX] + " …"
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no JSON text
+        if text is not line.text:
+            line = msgspec.structs.replace(line, text=text)
         self._lines.append(line)
         if len(self._lines) > LINES_MAX:
             self._lines.popleft()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from .clock import Clock
 from .devices import Gpu, gpu_of_rank, nvidia_gpus
@@ -20,6 +21,7 @@ from .rank_socket import Hello, Inject, RankSocket
 from .reporter import Reporter
 from .step_rows import FIRST_STEP, Sample, StepRows
 
+STEP_MAX = 2**53  # what every JSON reader can hold
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 logger = logging.getLogger("transom")
@@ -58,6 +60,11 @@ class Run:
     def active(self) -> bool:
         """Whether anybody is told: there is a launcher, and this is the rank, not a child of it."""
         return self._reporter is not None
+
+    @property
+    def reports(self) -> bool:
+        """Whether this is, or was before a fork, the run of a rank with a launcher."""
+        return self._identity is not None
 
     @property
     def resume_step(self) -> int | None:
@@ -99,6 +106,9 @@ class Run:
     @contextlib.contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
         """Say what the rank is doing inside the block: `with run.phase("eval"):`."""
+        if name not in get_args(Phase):
+            self._complain("phase", f"the phase {name!r} is not one of {', '.join(get_args(Phase))}")
+            name = self.current_phase
         self._phases_of_user.append(name)
         try:
             yield
@@ -173,7 +183,10 @@ class Run:
 
     def _whole(self, step: Any) -> int | None:
         try:
-            return None if step is None else int(step)
+            number = None if step is None else int(step)
+            if number is not None and abs(number) > STEP_MAX:
+                raise ValueError(f"it is beyond {STEP_MAX}")
+            return number
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             self._complain("step", f"the step given is not a whole number and is ignored: {error}")
             return None
@@ -209,6 +222,7 @@ class _Process:
 
     run: Run | None = None
     hooks: ProcessHooks | None = None
+    pid: int = 0
 
 
 _process = _Process()
@@ -216,9 +230,9 @@ _process = _Process()
 
 def start_run(identity: RankIdentity | None, clock: Clock) -> Run:
     """The Run of this process, started at the first call; later calls return the same."""
-    if _process.run is None:
+    if _process.run is None or not is_started():
         run = Run(identity, clock)
-        _process.run = run
+        _process.run, _process.pid = run, os.getpid()
         if identity is not None:
             _process.hooks = ProcessHooks(run)
             _process.hooks.install()
@@ -227,8 +241,9 @@ def start_run(identity: RankIdentity | None, clock: Clock) -> Run:
 
 
 def is_started() -> bool:
-    """Whether this process has its Run."""
-    return _process.run is not None
+    """Whether this process has its Run. One without a launcher is not inherited: a zygote forks ranks."""
+    run = _process.run
+    return run is not None and (run.reports or _process.pid == os.getpid())
 
 
 def hook_exceptions_again() -> None:

@@ -133,6 +133,21 @@ run.log(step=2, loss=0.25)
     assert len({message.sequence for message in launcher.metrics()}) == len(launcher.metrics())
 
 
+def test_a_zygote_that_has_asked_for_a_run_still_forks_ranks_that_report(launcher: FakeLauncher) -> None:
+    program = """
+import os, sys, transom
+socket = os.environ.pop("TRANSOM_SOCKET")
+assert not transom.init().active  # a preloaded module of the user's does that
+if os.fork() == 0:
+    os.environ["TRANSOM_SOCKET"] = socket
+    transom.init().log(step=1, loss=0.5)
+    sys.exit()
+os.wait()
+"""
+    assert run_rank(program, launcher.environment()).returncode == 0
+    launcher.wait_for(lambda: launcher.rows() == {1: {"train.loss": 0.5}})
+
+
 def test_a_process_that_a_rank_starts_is_not_that_rank(launcher: FakeLauncher) -> None:
     program = """
 import subprocess, sys, transom

@@ -120,6 +120,13 @@ def test_log_lines_are_batched_cut_and_sent_in_order(launcher: FakeLauncher, ran
     assert max(len(body) for _, body in launcher.packets) <= PACKET_BYTES_MAX
 
 
+def test_a_line_that_is_no_text_is_sent_as_far_as_it_is(launcher: FakeLauncher, rank: Rank) -> None:
+    rank.reporter.add_line(LogLine(at=1.0, stream="logging", text="caf\u00e9 \udcff"))
+    rank.reporter.tick()
+    launcher.wait_for(launcher.lines)
+    assert launcher.lines() == ["caf\u00e9 ?"]
+
+
 def test_lines_beyond_the_bound_push_out_the_oldest_and_are_counted(rank: Rank) -> None:
     for number in range(LINES_MAX + 7):
         rank.reporter.add_line(LogLine(at=1.0, stream="logging", text=str(number)))

@@ -60,6 +60,7 @@ def test_what_is_no_number_is_left_out_and_said_once(
         run.log(step=1, text="much", many=np.zeros(3), none=None, huge=10**400, loss=1.0)
     run.log(step="last", loss=2.0)  # type: ignore[arg-type]
     run.step("last")  # type: ignore[arg-type]
+    run.step(10**30)
     assert sent_rows(launcher, run) == {1: {"train.loss": 2.0}}
     assert sorted(record.message.split()[1] for record in caplog.records) == [
         "huge",
@@ -81,6 +82,12 @@ def test_phases_nest_and_go_before_what_hooks_see(run: Run) -> None:
             raise KeyError
         assert run.current_phase == "eval"
     assert run.current_phase == "collective"
+
+
+def test_a_phase_that_does_not_exist_is_said_and_changes_nothing(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    with run.phase("lunch"):  # type: ignore[arg-type]
+        assert run.current_phase == "init"
+    assert "the phase 'lunch' is not one of init, warmup, train" in caplog.text
 
 
 def test_finishing_sends_the_last_row_and_the_phase_and_ends_reporting(launcher: FakeLauncher, run: Run) -> None:
