@@ -148,6 +148,7 @@ class Checkpointer:
                     break
                 try:
                     shard = self._fetch(source)
+                    tree = load_tree(shard.values, len(shard.layout.places))
                 except CheckpointDamaged as error:
                     damaged = error
                     self._tell_damaged(source, error)
@@ -156,9 +157,12 @@ class Checkpointer:
                         if step is None and self._identity.world_size > 1:
                             raise  # an older step of our own choice would not be the other ranks' choice
                     continue
-                views = self._door.views(shard.memory, shard.payload_offset, shard.layout)
-                tree = load_tree(shard.values, len(shard.layout.places))
-                Restorer(self._door, shard.layout, views).restore(tree, into)
+                try:
+                    views = self._door.views(shard.memory, shard.payload_offset, shard.layout)
+                    Restorer(self._door, shard.layout, views).restore(tree, into)
+                except BaseException:
+                    self._tell({"op": "return"})  # or no save would ever get the slot that we were lent
+                    raise
                 return self._report(source, shard, started)
             if damaged is not None:
                 raise damaged

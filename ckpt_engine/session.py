@@ -62,6 +62,7 @@ class Session:
             "load": self._load,
             "loaded": self._loaded,
             "damaged": self._damaged,
+            "return": self._return,
             "wait": self._wait,
             "status": self._status,
             "reject": self._reject,
@@ -226,6 +227,11 @@ class Session:
                 self._parts.clock.now(), reason=wire.text(fields, "reason")[:REASON_CHARACTERS_MAX],
             )
         )  # fmt: skip
+        return {}, []
+
+    def _return(self, fields: Fields, _: list[int]) -> Reply:
+        """The rank did not use what it was lent."""
+        self._stop_reading()
         return {}, []
 
     def _wait(self, fields: Fields, _: list[int]) -> Reply:

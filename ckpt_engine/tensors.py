@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .errors import StateMismatch
 from .layout import ELEMENT_TYPES, Layout
 
 if TYPE_CHECKING:
@@ -72,7 +73,11 @@ class TensorDoor:
             self.torch.set_num_threads(before)
 
     def _view(self, memory: mmap.mmap, offset: int, dtype_name: str, shape: tuple[int, ...]) -> Tensor:
-        dtype = self._dtypes[dtype_name]
+        dtype = self._dtypes.get(dtype_name)
+        if dtype is None:
+            raise StateMismatch(
+                f"this torch has no {dtype_name}, which the checkpoint holds; use the torch it was saved with"
+            )
         count = 1
         for size in shape:
             count *= size

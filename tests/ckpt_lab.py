@@ -180,6 +180,12 @@ class RawRank:
     def close(self) -> None:
         self.link.close()
 
+    def __enter__(self) -> RawRank:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def step_on_disk(lab_directory: Path, step: int) -> Path:
     return lab_directory / f"step-{step:08d}"
@@ -207,6 +213,13 @@ class EngineProcess:
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.end(9)
 
     def events(self) -> list[list[Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []

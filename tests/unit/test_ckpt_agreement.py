@@ -1,0 +1,61 @@
+"""Which step all ranks of a job can load, from what engines and disk say."""
+
+from __future__ import annotations
+
+from ckpt_engine.manifest import StepRecord
+from ckpt_engine.status import AgreedStep, EngineStatus, ShardStatus, newest_agreed
+
+PLACES = ((0, "a"), (1, "a"), (2, "b"))
+
+
+def engine(node: str, *shards: tuple[int, int, int], world_size: int = 3) -> EngineStatus:
+    """(rank, step, attempt) of each."""
+    sealed = tuple(
+        ShardStatus(rank, step, attempt, world_size, "sealed", 1, True, False) for rank, step, attempt in shards
+    )
+    return EngineStatus("job", node, 1, sealed, (), 0, 0)
+
+
+def disk(*steps: tuple[int, int]) -> list[StepRecord]:
+    return [StepRecord(step, attempt, 3, (0, 1, 2)) for step, attempt in steps]
+
+
+def test_nothing_is_nothing() -> None:
+    assert newest_agreed([], [], PLACES) is None
+
+
+def test_the_newest_step_that_all_have_in_memory() -> None:
+    a, b = engine("a", (0, 20, 1), (0, 10, 1), (1, 20, 1), (1, 10, 1)), engine("b", (2, 10, 1))
+    assert newest_agreed([a, b], [], PLACES) == AgreedStep(10, 1, "memory")
+
+
+def test_a_step_complete_on_disk_counts_for_those_who_lost_it() -> None:
+    a = engine("a", (0, 20, 1), (1, 20, 1))
+    assert newest_agreed([a], disk((10, 1), (20, 1)), PLACES) == AgreedStep(20, 1, "memory+disk")
+    assert newest_agreed([], disk((10, 1), (20, 1)), PLACES) == AgreedStep(20, 1, "disk")
+
+
+def test_memory_of_a_node_where_the_rank_no_longer_runs_does_not_count() -> None:
+    a, b = engine("a", (0, 20, 1), (1, 20, 1), (2, 20, 1)), engine("b")
+    assert newest_agreed([a, b], disk((10, 1)), PLACES) == AgreedStep(10, 1, "disk")
+
+
+def test_only_steps_before_the_bad_one() -> None:
+    a, b = engine("a", (0, 20, 1), (1, 20, 1)), engine("b", (2, 20, 1))
+    assert newest_agreed([a, b], disk((10, 1)), PLACES, before_step=20) == AgreedStep(10, 1, "disk")
+
+
+def test_one_step_of_two_attempts_is_not_one_checkpoint() -> None:
+    """Rank 2 came back to a node that remembers its first try at step 20."""
+    a, b = engine("a", (0, 20, 2), (1, 20, 2)), engine("b", (2, 20, 1))
+    assert newest_agreed([a, b], disk((10, 1)), PLACES) == AgreedStep(10, 1, "disk")
+
+
+def test_a_later_attempt_is_newer_than_a_higher_step() -> None:
+    a, b = engine("a", (0, 15, 2), (1, 15, 2)), engine("b", (2, 15, 2))
+    assert newest_agreed([a, b], disk((20, 1)), PLACES) == AgreedStep(15, 2, "memory")
+
+
+def test_shards_of_another_world_size_do_not_count() -> None:
+    a, b = engine("a", (0, 20, 1), (1, 20, 1), world_size=4), engine("b", (2, 20, 1), world_size=4)
+    assert newest_agreed([a, b], [StepRecord(10, 1, 4, (0, 1, 2, 3))], PLACES) is None
