@@ -112,9 +112,9 @@ class Judge:
                 if state.waiting_since is None and _breaks(clue):
                     state.waiting_since = now
         if state.fatal is None and state.waiting_since is not None and self._ripe(now, node_suspected):
-            verdicts.append(self._open(now, state.waiting_since, roster, node_suspected))
+            verdicts.append(self._open(now, state.waiting_since, roster))
         elif state.fatal is not None:
-            verdicts += self._weigh(state.fatal, now, roster, node_suspected)
+            verdicts += self._weigh(state.fatal, now, roster)
         return verdicts
 
     def begin(self, now: float, condition: Condition) -> list[Verdict]:
@@ -211,7 +211,7 @@ class Judge:
         wait = config.root_wait_max_seconds if node_suspected else config.sufferers_wait_seconds
         return now >= state.waiting_since + wait
 
-    def _open(self, now: float, since: float, roster: Roster, node_suspected: bool) -> Verdict:
+    def _open(self, now: float, since: float, roster: Roster) -> Verdict:
         state = self._state
         clues, state.kept, state.waiting_since = state.kept, [], None
         blame = choose(clues, roster)
@@ -222,19 +222,19 @@ class Judge:
             onset_step=blame.lead.step, first_bad_step=blame.lead.first_bad_step, advice=blame.advice,
             summary=blame.summary, evidence=blame.evidence[:EVIDENCE_MAX], detector=blame.detector,
         )  # fmt: skip
-        settled = self._settled(blame, since, now, roster, node_suspected)
+        settled = self._settled(blame, since, now, roster)
         verdict = msgspec.structs.replace(verdict, settled=settled)
         state.fatal = _Incident(verdict, since, clues, now if settled else None, blame.lead.kind)
         return verdict
 
-    def _weigh(self, fatal: _Incident, now: float, roster: Roster, node_suspected: bool) -> list[Verdict]:
+    def _weigh(self, fatal: _Incident, now: float, roster: Roster) -> list[Verdict]:
         old = fatal.verdict
         if fatal.settled_at is not None and now > fatal.settled_at + self.config.confirm_seconds:
             return []
         blame = choose(fatal.clues, roster)
         if old.settled and not self._may_change(fatal, blame, now):
             return []
-        settled = old.settled or self._settled(blame, fatal.opened_at, now, roster, node_suspected)
+        settled = old.settled or self._settled(blame, fatal.opened_at, now, roster)
         same = (
             old.settled == settled and old.fault_class == blame.fault_class and old.culprits == blame.culprits
             and old.advice == blame.advice and old.first_bad_step == blame.lead.first_bad_step
@@ -258,11 +258,11 @@ class Judge:
             return True
         return now <= fatal.settled_at + self.config.join_seconds and len(fatal.clues) > 1
 
-    def _settled(self, blame: Blame, opened_at: float, now: float, roster: Roster, node_suspected: bool) -> bool:
+    def _settled(self, blame: Blame, opened_at: float, now: float, roster: Roster) -> bool:
         lead, config = blame.lead, self.config
         waited = now - opened_at
         if lead.role in ("weak", "cascade"):
-            return waited >= (config.root_wait_max_seconds if node_suspected else config.root_wait_seconds)
+            return waited >= config.root_wait_seconds
         if lead.kind in ("hang", "node", "nan"):
             return lead.settled
         if lead.kind == "exit" and lead.signal is not None:

@@ -195,6 +195,15 @@ def test_a_loss_scalers_single_infinite_gradient_is_nobodys_fault() -> None:
     assert verdicts_of(job.train(25).end()) == []
 
 
+def test_many_overflows_do_not_hide_the_nan_that_comes_after_them() -> None:
+    job = trained(1, 30)
+    for step in range(35, 35 + 5 * 20, 5):
+        job.norms[(2, step)] = math.inf
+    job.norms[(2, 150)] = math.nan
+    verdict = only(verdicts_of(job.train(130).end())[:1])
+    assert (verdict.fault_class, culprits(verdict), verdict.first_bad_step) == ("nan", [(2, "node1")], 150)
+
+
 XID = "NVRM: Xid (PCI:0000:02:00): 79, pid=4002, name=python3, GPU has fallen off the bus."
 
 

@@ -76,6 +76,17 @@ def test_steps_marked_as_checkpoint_or_evaluation_are_not_scored() -> None:
         assert channel.score(matrix, step) == []
 
 
+def test_the_first_five_steps_of_an_attempt_are_not_learned_from() -> None:
+    matrix, channel = StepMatrix([0, 1]), RankChannel([0, 1], ["n", "n"])
+    for step in range(90, 100):
+        for rank in (0, 1):
+            matrix.add(told(rank, (step,), 9.0 if step < 95 else 1.0, 10.0 + step), None)
+        for closed in matrix.close(10.0 + step, {0, 1}):
+            assert channel.score(matrix, closed) == []
+    assert channel.learned == 5
+    assert channel.base(0).tolist() == [1.0, 1.0]
+
+
 def test_a_late_sample_in_the_window_can_take_the_ground_from_under_a_score() -> None:
     matrix = StepMatrix([0, 1, 2])
     channel = RankChannel([0, 1, 2], ["a", "b", "c"])
