@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import os
 import sys
 from types import ModuleType
@@ -65,8 +64,6 @@ SCHEDULER_IDS = (
 SCHEDULER_ID_CHARS_MAX = 256
 
 Batch = TypeVar("Batch")
-
-_logger = logging.getLogger("transom")
 
 
 def init() -> Run:
@@ -221,9 +218,12 @@ def _in_rank(room: str, module: str) -> ModuleType:
 
 def _identity() -> RankIdentity | None:
     """Who this process is; None where there is no launcher, or it is only a rank's child."""
+    import logging  # here, because it is most of what importing us would cost
+
+    logger = logging.getLogger("transom")
     environment = os.environ
     if not environment.get("TRANSOM_SOCKET"):
-        _logger.info("transom: no launcher (TRANSOM_SOCKET is not set); nothing is reported")
+        logger.info("transom: no launcher (TRANSOM_SOCKET is not set); nothing is reported")
         return None
     if environment.setdefault(RANK_PID, str(os.getpid())) != str(os.getpid()):
         return None  # a data loader worker or another child: the rank itself reports
@@ -245,10 +245,10 @@ def _identity() -> RankIdentity | None:
             },
         )
     except KeyError as error:
-        _logger.warning("transom: nothing is reported: %s is not set; start with `transom run`", error)
+        logger.warning("transom: nothing is reported: %s is not set; start with `transom run`", error)
         return None
     except ValueError as error:
-        _logger.warning("transom: nothing is reported: the environment is wrong: %s", error)
+        logger.warning("transom: nothing is reported: the environment is wrong: %s", error)
         return None
     return identity
 
