@@ -337,6 +337,7 @@ class SimulatedLedger:
             "incident": incident,
             "verdicts": [{
                 **base, "verdict_id": incident_id, "job": JOB, "advice": ADVICE[fault], "culprits": culprits,
+                "victims": 3 if back else 0,
                 "revision": 0, "at": verdict_at, "status": "open", "settled": True,
                 "detector": "rank channel" if fault == "straggler" else "log rules" if fault == "gpu_lost" else "judge",
                 "evidence": evidence,

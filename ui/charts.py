@@ -17,6 +17,7 @@ from ui.words import metric_unit, metric_words, number_words
 Point = tuple[float, int | None, float | None]  # event_at, step, value
 RANK_LINES_MAX = 12
 BAND_BUCKETS_MAX = 160
+FLAT_RATIO = 1.25
 PEERS_FOR_QUANTILES = 8  # below that the band is the peers' whole range
 RED = "#d64545"
 AMBER = "#c98a1b"
@@ -86,7 +87,7 @@ def series_chart(
             "name": "UTC", "nameLocation": "end", "nameGap": 12,
         },
         "yAxis": {
-            "type": "value", "scale": True, "splitNumber": 4,
+            "type": "value", "scale": not _is_flat(series), "splitNumber": 4,
             "name": f"{metric_words(series.metric)}{f' ({unit})' if unit else ''}", "nameLocation": "end",
             "nameTextStyle": {"align": "left"}, "nameGap": 10,
         },
@@ -235,6 +236,14 @@ def _low_high(values: Sequence[float], peers: int) -> tuple[float, float]:
         return min(values), max(values)
     cuts = quantiles(values, n=10)
     return cuts[0], cuts[-1]
+
+
+def _is_flat(series: Series) -> bool:
+    """Whether the durations hardly differ: then the axis starts at zero, so that noise does not look like news."""
+    values = [value for points in series.ranks.values() for _, _, value in points if value is not None]
+    if metric_unit(series.metric) != "s" or not values:
+        return False
+    return max(values) < FLAT_RATIO * min(values)
 
 
 def _ms(at: float | None) -> int | None:

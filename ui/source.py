@@ -109,14 +109,18 @@ class Ledger:
         job: str,
         metric: str,
         *,
+        place: str,
         attempt: int | None = None,
         start: float | None = None,
         end: float | None = None,
     ) -> Series:
-        """One metric of all ranks between two times, downsampled by the ledger."""
+        """One metric of all ranks between two times, downsampled by the ledger.
+
+        `place` names the chart it is for: while the ledger is away, each chart keeps its own last answer.
+        """
         buckets = buckets_for(self._world_sizes.get(job, 1))
         return self._ask(
-            ("series", job, metric, attempt, start is None),
+            ("series", place, job, metric, attempt),
             lambda: self._reader.series(job, metric, attempt=attempt, start=start, end=end, buckets=buckets),
         )
 
@@ -150,6 +154,7 @@ class Ledger:
         series = self.series(
             job,
             "train.step.duration",
+            place="first step",
             attempt=start.attempt,
             start=start.at,
             end=start.at + FIRST_STEP_SECONDS_MAX,

@@ -137,9 +137,11 @@ def _worst_words(opened: Sequence[IncidentView]) -> str:
 def stale_words(health: Health | None, jobs: Sequence[JobView], now: float, reason: str = "") -> str | None:
     """The sentence of the stale banner, or None while the data are fresh enough."""
     if reason:
-        known = health.data_at if health is not None else None
-        age = f"The data are {seconds_words(max(0.0, now - known))} old. " if known is not None else ""
-        return f"{age}{reason} Is `transom record` running? `transom up` starts it with everything else."
+        known = health.data_at if health is not None else 0.0
+        age = f"What you see is {seconds_words(max(0.0, now - known))} old. " if known else ""
+        sentence = reason[:1].upper() + reason[1:].rstrip(".") + "."
+        advice = "" if "transom record" in reason else " Is `transom record` running?"
+        return age + sentence + advice
     if health is None:
         return None
     if health.status != "ok":

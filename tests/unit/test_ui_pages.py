@@ -102,7 +102,8 @@ def test_the_detail_page_shows_sentence_timeline_series_evidence_log_and_audit(s
     assert not app.exception
     page = html(app)
     for part in (
-        "Rank 3 on node-1 is stopped", "■</i>critical", "Ranks gone", "First step", "hang.corroborated", 'class="t-trouble"',
+        "Rank 3 on node-1 is stopped", "■</i>critical", "Ranks gone", "First step",
+        "hang.corroborated", 'class="t-trouble"',
         "receipt: done", "step 400, from memory",
     ):  # fmt: skip
         assert part in page, part
@@ -154,7 +155,7 @@ def test_a_ledger_that_goes_away_leaves_the_page_and_a_banner(simulated: Simulat
     shell.CLOCK.advance(30.0)  # type: ignore[attr-defined]
     app.run()
     assert not app.exception
-    assert "30 s old" in html(app)
+    assert "What you see is 30 s old" in html(app)
     assert "transom record" in html(app)
     assert app.metric[0].value == "1"
     simulated.away = False

@@ -323,7 +323,7 @@ def test_spans_and_restarts_stand_in_the_spec_as_plain_json(simulated: Simulated
     moments = timeline.timeline(story, starts)
     start, end = timeline.chart_window(story.incident, moments, NOW)
     assert start < views.onset(story.incident) < end
-    series = ledger.series(JOB, "train.step.duration", start=start, end=end)
+    series = ledger.series(JOB, "train.step.duration", place="", start=start, end=end)
     spec = charts.series_chart(
         series,
         culprits=views.culprit_ranks(story.incident, series),
@@ -354,7 +354,7 @@ def test_an_empty_series_makes_a_spec_and_words() -> None:
 
 
 def test_the_chart_is_told_in_words_for_who_cannot_see_it(ledger: Ledger) -> None:
-    words = charts.chart_words(ledger.series(JOB, "train.compute.own"), frozenset({1}))
+    words = charts.chart_words(ledger.series(JOB, "train.compute.own", place=""), frozenset({1}))
     assert words.startswith("Own compute of 4 ranks over time")
     assert "Rank 1, the culprit" in words
 
@@ -378,6 +378,22 @@ def test_the_remembered_answers_are_bounded() -> None:
     for number in range(ANSWERS_MAX + 20):
         source.metric_names(f"job-{number}")
     assert len(source._answers) == ANSWERS_MAX
+
+
+def test_two_charts_do_not_share_a_remembered_answer() -> None:
+    reader = SimulatedLedger(NOW, faults=2)
+    source = Ledger(reader)
+    whole = source.series(JOB, "train.loss", place="overview")
+    source.series(JOB, "train.loss", place="incident", start=NOW - 5.0, end=NOW)
+    reader.away = True
+    assert source.series(JOB, "train.loss", place="overview") == whole
+
+
+def test_noise_alone_is_drawn_from_zero_and_an_outlier_is_not_squeezed() -> None:
+    calm = charts.series_chart(series_of(r0=[1.0, 1.05], r1=[1.02, 0.98]))
+    slow = charts.series_chart(series_of(r0=[1.0, 1.0], r1=[1.0, 1.6]))
+    assert calm["yAxis"]["scale"] is False
+    assert slow["yAxis"]["scale"] is True
 
 
 def test_many_ranks_are_asked_for_in_fewer_buckets() -> None:

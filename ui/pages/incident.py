@@ -12,7 +12,7 @@ from ui import charts, markup, shell, timeline, views
 from ui.source import Ledger, LedgerAway
 from ui.words import metric_words
 
-FEEDBACK = {"true_positive": "Right", "false_positive": "Wrong", "unknown": "Unsure"}
+FEEDBACK = {"true_positive": "Yes, it was", "false_positive": "No, a false alarm", "unknown": "I cannot tell"}
 
 
 def draw(source: Ledger, now: float, incident_id: str) -> None:
@@ -62,7 +62,7 @@ def _series(source: Ledger, story: IncidentStory, moments: tuple[timeline.Moment
     row = story.incident
     metric, ranks = choices(source, story)
     start, end = timeline.chart_window(row, moments, now)
-    series = source.series(row.job, metric, start=start, end=end)
+    series = source.series(row.job, metric, place=row.incident_id, start=start, end=end)
     if not any(series.ranks.values()):
         st.html(markup.empty("No samples here", f"No rank reported {metric} around the onset; choose another metric."))
         return
@@ -132,8 +132,8 @@ def respond(source: Ledger, story: IncidentStory) -> None:
             if st.button(label, key=key, disabled=not author, width="stretch"):
                 shell.tell(partial(source.command, command), f"{label}: written down.")
         st.caption("Was the verdict right?")
-        for column, (value, label) in zip(st.columns(len(FEEDBACK)), FEEDBACK.items(), strict=True):
-            if column.button(label, key=f"feedback-{value}", disabled=not author, width="stretch"):
+        for value, label in FEEDBACK.items():
+            if st.button(label, key=f"feedback-{value}", disabled=not author, width="stretch"):
                 command = replace(request, verb="feedback", feedback=value)
                 shell.tell(partial(source.command, command), "Thank you, written down.")
         if not author:

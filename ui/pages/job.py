@@ -18,7 +18,7 @@ def draw(source: Ledger, now: float, job: str, metric: str, ranks: tuple[int, ..
         return
     starts = source.starts(job)
     begin, end = timeline.job_window(view, starts, WINDOWS[window], now)
-    series = source.series(job, metric, start=begin, end=end)
+    series = source.series(job, metric, place=f"job {window}", start=begin, end=end)
     if not any(series.ranks.values()):
         st.html(
             markup.empty("No samples", f"No rank reported {metric} in this stretch of time; choose another metric.")

@@ -104,7 +104,7 @@ def _chart(source: Ledger, jobs: tuple[JobView, ...], incidents: tuple[IncidentV
     view = next(row for row in jobs if row.job == job)
     starts = source.starts(job)
     begin, end = timeline.job_window(view, starts, WINDOWS[window or "15 min"], now)
-    series = source.series(job, CHART_METRIC, start=begin, end=end)
+    series = source.series(job, CHART_METRIC, place=f"overview {window}", start=begin, end=end)
     mine = [row for row in incidents if row.job == job and (begin is None or views.onset(row) >= begin)]
     by_attempt = {start.attempt: start for start in starts}
     spans = []
