@@ -9,11 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ingest.dead_letters import dead_letter
-
 from ingest import bus as transport
 from ingest.bus import Bus, BusError, BusMisconfigured, Consumer, Producer, TopicPartition
 from ingest.clock import Clock
+from ingest.dead_letters import dead_letter
 from ingest.events import Topic
 from pipelines.ledger.api import create_app
 from pipelines.ledger.exposition import Exposition
@@ -187,9 +186,7 @@ class Record:
             try:
                 self._letters.send(topic, key, headers, value)
             except BusMisconfigured as error:  # one bad record must not stop the stream
-                logger.error(
-                    "a record of %s is lost, the bus refused its dead letter: %s", entry.record.topic, error
-                )
+                logger.error("a record of %s is lost, the bus refused its dead letter: %s", entry.record.topic, error)
             del self._undelivered[0]
             self._letter_count += 1
             self._letters_wait = True

@@ -38,9 +38,7 @@ class Tape:
         told = []
         for message in messages:
             encoded = CODEC.encode(message)
-            told.append(
-                self.raw(encoded.topic, encoded.value, encoded.headers, at=message.at, key=message.job)
-            )
+            told.append(self.raw(encoded.topic, encoded.value, encoded.headers, at=message.at, key=message.job))
         return told
 
     def raw(
@@ -79,9 +77,7 @@ def heartbeat(at: float, node: str = "node-0", sequence: int = 0) -> NodeHeartbe
 
 
 def logs(*texts: str, rank: int = 0, at: float = 1000.0, job: str = JOB, sequence: int = 0) -> Logs:
-    lines = tuple(
-        LogLine(at=at + index * 0.001, stream="stdout", text=text) for index, text in enumerate(texts)
-    )
+    lines = tuple(LogLine(at=at + index * 0.001, stream="stdout", text=text) for index, text in enumerate(texts))
     return Logs(job=job, attempt=1, rank=rank, node="node-0", sequence=sequence, at=at, lines=lines)
 
 
@@ -104,9 +100,7 @@ def checkpoint(step: int, state: Any = "complete", tier: Any = "memory", rank: i
     )  # fmt: skip
 
 
-def verdict(
-    number: int = 1, revision: int = 0, *, at: float = 1010.0, job: str = JOB, **fields: Any
-) -> Verdict:
+def verdict(number: int = 1, revision: int = 0, *, at: float = 1010.0, job: str = JOB, **fields: Any) -> Verdict:
     given: dict[str, Any] = {
         "verdict_id": f"{job}/1/2/logs/{number}",
         "revision": revision,
