@@ -208,8 +208,9 @@ class Session:
         self._parts.table.resumed(self.number, identity, step)
         self._parts.emit(
             EngineEvent(
-                "loaded", step, attempt, identity.rank, tier, self._parts.clock.now(),
+                "loaded", step, identity.attempt, identity.rank, tier, self._parts.clock.now(),
                 size_bytes=wire.whole(fields, "size_bytes"), seconds=wire.number(fields, "seconds"),
+                reason=f"saved by attempt {attempt}",
             )
         )  # fmt: skip
         return {}, []

@@ -16,7 +16,7 @@ from detectors.ensemble import Ensemble, EnsembleRefused
 from detectors.findings import condition_of
 from detectors.job_channel import JobChannel
 from detectors.judge import Judge
-from detectors.liveness import exit_clue, look_for_hang, look_for_lost_node, node_suspect
+from detectors.liveness import any_stopped, exit_clue, look_for_hang, look_for_lost_node, node_suspect
 from detectors.log_book import LogBook
 from detectors.log_rules import RuleBook
 from detectors.rank_channel import Finding, RankChannel
@@ -244,7 +244,8 @@ class JobDetector:
         warnings, attempt.warnings = attempt.warnings, []
         numbers = attempt.numbers.look(now, roster)
         clues += [numbers] if numbers is not None else []
-        if judge.hang_open and roster.moved_at is not None and roster.moved_at > judge.opened_at:
+        moved = roster.moved_at is not None and judge.hang_open and roster.moved_at > judge.opened_at
+        if moved and not any_stopped(roster):  # peers may still end the step they were in
             self._out += judge.recovered(now)
         if judge.may_hang:
             hang = look_for_hang(now, roster, config)

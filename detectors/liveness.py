@@ -67,6 +67,11 @@ def look_for_hang(now: float, roster: Roster, config: LivenessConfig) -> Clue | 
     return _hang(now, roster, odd, "odd" if odd else "frozen", settled=True)
 
 
+def any_stopped(roster: Roster) -> bool:
+    """Whether a launcher sees the process of a live rank stopped."""
+    return any(rank.stalled in STOPPED for rank in roster.live())
+
+
 def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Clue | None:
     """A node of this attempt whose launcher has fallen silent while others speak, or all of them at once."""
     nodes = _hosts(roster)

@@ -9,6 +9,7 @@ import pytest
 from detectors.config import DetectorConfig
 from detectors.ensemble import EnsembleConfig
 from detectors.verdict import Verdict
+from ingest.events import Metrics
 from tests.synthetic_job import GLOO, SyntheticJob, detect
 
 PLAIN = DetectorConfig(ensemble=EnsembleConfig(model=""))
@@ -127,6 +128,18 @@ def test_a_hang_closes_when_the_rank_goes_on_and_a_second_one_is_a_new_incident(
     assert (closed.status, closed.verdict_id) == ("closed", first.verdict_id)
     assert culprits(second) == [(1, "node0")]
     assert second.verdict_id != first.verdict_id
+
+
+def test_a_peer_that_still_ends_its_step_does_not_end_the_hang_of_a_stopped_rank() -> None:
+    job = trained(1, 40).stop(3, seconds=3.0)
+    late = Metrics(
+        **job.stamp(0, "metrics", job.at), phase="collective", step=job.step + 1, steps=(job.step,),
+        ended_at=(job.at - 0.05,), columns={"train.step.duration": (1.0,)},
+    )  # fmt: skip
+    job.say(late)
+    job.step += 1
+    verdict = only(verdicts_of(job.idle(6.0, "collective", job.step, silent=[3])))
+    assert (verdict.fault_class, culprits(verdict), verdict.status) == ("hang", [(3, "node1")], "open")
 
 
 def msg_awake(job: SyntheticJob):
