@@ -33,9 +33,11 @@ class Injector:
         self._backend = LocalBackend(places.jobs, clock, Random())
 
     def inject(self, job: str, rank: int, fault: str, parameters: Mapping[str, float]) -> None:
-        """Do `fault` to `rank`. Raises InjectRefused, or what the backend raises."""
+        """Do `fault` to `rank`. Raises InjectRefused; what the backend raises passes through."""
         if fault not in FAULTS:
             raise InjectRefused(f"there is no fault {fault!r}; known: {', '.join(sorted(FAULTS))}")
         if not self._places.job(job).exists():
             raise InjectRefused(f"there is no job {job!r} in {self._places.state}; `transom run --allow-inject` makes one")
-        self._backend.inject(job, rank, fault, dict(parameters))
+        refusal = self._backend.inject(job, rank, fault, dict(parameters))
+        if refusal:
+            raise InjectRefused(refusal)
