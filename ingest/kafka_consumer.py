@@ -158,7 +158,8 @@ class KafkaBusConsumer:
         return frozenset(self._positions)
 
     def lag(self) -> dict[TopicPartition, int]:
-        ends = self._end_offsets()
+        # What the last fetches told costs nothing; asking the broker waits behind a fetch that is out (half a second).
+        ends = self._fetched_ends() or self._end_offsets()
         return {place: max(0, ends.get(place, at) - at) for place, at in self._positions.items()}
 
     def close(self) -> None:
@@ -350,6 +351,13 @@ class KafkaBusConsumer:
         if connection is not None:
             self._close_connection(connection, answer=False)
         self._connection = self._open()
+
+    def _fetched_ends(self) -> dict[TopicPartition, int] | None:
+        """Ends as the newest fetches told them; None while a partition has not been fetched."""
+        if self._connection is None or self._connection.busy:
+            return None
+        ends = {place: self._connection.kafka.highwater(self._library_place(place)) for place in self._positions}
+        return None if any(end is None for end in ends.values()) else {place: end or 0 for place, end in ends.items()}
 
     def _end_offsets(self) -> dict[TopicPartition, int]:
         if self._connection is None or not self._positions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -15,6 +15,7 @@ from ingest.clock import Clock
 from pipelines.children import Child, Children
 from pipelines.errors import StatedError
 from pipelines.open_bus import own_command
+from pipelines.own_process import step_back
 from pipelines.places import Places, checked_name
 from pipelines.settings import Settings
 from recovery.backend import Observation, Unavailable
@@ -74,8 +75,16 @@ def read_job(places: Places, job: str) -> tuple[JobSpec, RunOptions]:
 class JobRun:
     """The front of one job: starts its processes, its first attempt, and stays until the job is over."""
 
-    def __init__(self, settings: Settings, spec: JobSpec, options: RunOptions, clock: Clock, random: Random) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        spec: JobSpec,
+        options: RunOptions,
+        clock: Clock,
+        random: Random,
+        arguments: Sequence[str],
+    ) -> None:
+        self._arguments = list(arguments)  # that give our processes the same settings
         self._spec = spec
         self._options = options
         self._clock = clock
@@ -87,6 +96,7 @@ class JobRun:
         register_job(self._places, self._spec, self._options)
         with Children(self._places.logs, self._clock) as children:
             launchers = self._start_processes(children, environ)
+            step_back()  # only now: ranks inherit the priority of the launchers
             self._await_launchers(launchers, stop)
             if stop.is_set():
                 return 1
@@ -96,17 +106,16 @@ class JobRun:
             return self._stay(launchers, stop, tell)
 
     def _start_processes(self, children: Children, environ: dict[str, str]) -> list[Child]:
-        job, state = self._spec.job, str(self._places.state)
-        given = _settings_arguments(self._settings)
+        job, given = self._spec.job, self._arguments
         names = node_names(self._spec, self._options)
         if self._options.checkpoints:
             for node in names:
-                command = own_command("ckpt", "serve", "--state-dir", state, "--job", job, "--node", node, *given)
+                command = own_command("ckpt", "serve", "--job", job, "--node", node, *given)
                 children.start(f"{job}-{node}-ckpt", command, environ=environ)
         return [
             children.start(
                 f"{job}-{node}",
-                own_command("launcher", "--state-dir", state, "--job", job, "--node", node, *given),
+                own_command("launcher", "--job", job, "--node", node, *given),
                 environ=environ,
                 show=self._options.show_output,
             )
@@ -165,12 +174,6 @@ class JobRun:
 
 def _ending(rank: int, exit_code: int | None, signal: int | None) -> str:
     return f"rank {rank} was killed by signal {signal}" if signal else f"rank {rank} ended with exit code {exit_code}"
-
-
-def _settings_arguments(settings: Settings) -> list[str]:
-    """The flags that give a child of ours the same bus; the rest it reads from the same file and environment."""
-    chosen = ["--bus", settings.bus.kind]
-    return [*chosen, "--bootstrap-servers", settings.bus.bootstrap_servers] if settings.bus.kind == "kafka" else chosen
 
 
 def default_job_name(script: str, clock: Clock) -> str:

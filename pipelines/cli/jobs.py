@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from ingest.clock import SystemClock
-from pipelines.cli.options import Bootstrap, BusKind, Config, JsonFile, StateDir, settings_from
+from pipelines.cli.options import Bootstrap, BusKind, Config, JsonFile, StateDir, settings_arguments, settings_from
 
 PASS_THROUGH = {"allow_extra_args": False, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -79,7 +79,7 @@ def run(
     bootstrap_servers: Bootstrap = None,
 ) -> None:
     """Launch a distributed job on this machine, with torchrun's flag names, and stay until it is over."""
-    from pipelines.own_process import go_with_parent, step_back, stop_on_signal
+    from pipelines.own_process import go_with_parent, stop_on_signal
     from pipelines.run import JobRun, RunOptions, default_job_name
     from recovery.launcher.protocol import JobSpec
 
@@ -108,9 +108,10 @@ def run(
         memory_bytes_max=settings.checkpoint.memory_bytes_max,
         keep_complete=settings.checkpoint.keep_complete,
     )
-    step_back()
     tell = Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print
-    code = JobRun(settings, spec, options, clock, random.Random()).run(stop, lambda text: tell(f"transom: {text}"), inherited)
+    arguments_of_ours = settings_arguments(config, state_dir, bus, bootstrap_servers)
+    job_run = JobRun(settings, spec, options, clock, random.Random(), arguments_of_ours)
+    code = job_run.run(stop, lambda text: tell(f"transom: {text}"), inherited)
     raise typer.Exit(code)
 
 

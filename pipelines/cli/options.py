@@ -35,3 +35,16 @@ def settings_from(
     if named:
         overrides["bus"] = named
     return load_settings(config, overrides)
+
+
+def settings_arguments(
+    config: Path | None, state_dir: Path | None, bus: str | None, bootstrap_servers: str | None
+) -> list[str]:
+    """The same flags for a process that we start; paths absolute, what was not given is left out."""
+    given = {
+        "--config": config.absolute() if config is not None else None,
+        "--state-dir": state_dir.absolute() if state_dir is not None else None,
+        "--bus": bus,
+        "--bootstrap-servers": bootstrap_servers,
+    }
+    return [part for flag, value in given.items() if value is not None for part in (flag, str(value))]

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ingest.clock import SystemClock
-from pipelines.cli.options import AsJson, Bootstrap, BusKind, Config, StateDir, settings_from
+from pipelines.cli.options import AsJson, Bootstrap, BusKind, Config, StateDir, settings_arguments, settings_from
 from pipelines.settings import Settings
 
 ckpt = typer.Typer(help="The checkpoint engine and what it has kept.", no_args_is_help=True)
@@ -36,7 +36,7 @@ def up(
 
     settings = settings_from(config, state_dir, bus, bootstrap_servers)
     places, clock, stop = Places.of(settings), SystemClock(), stop_on_signal()
-    arguments = _arguments(config, state_dir, bus, bootstrap_servers)
+    arguments = settings_arguments(config, state_dir, bus, bootstrap_servers)
     with Children(places.logs, clock) as children:
         start_services(children, places, arguments, clock)
         typer.echo(f"record, detect and recover run; state in {places.state}")
@@ -153,8 +153,3 @@ def _service(config: Config, state_dir: StateDir, bus: BusKind, bootstrap_server
     if back:
         step_back()
     return settings_from(config, state_dir, bus, bootstrap_servers), stop
-
-
-def _arguments(config: Path | None, state_dir: Path | None, bus: str | None, bootstrap_servers: str | None) -> list[str]:
-    given = {"--config": config, "--state-dir": state_dir, "--bus": bus, "--bootstrap-servers": bootstrap_servers}
-    return [part for flag, value in given.items() if value is not None for part in (flag, str(value))]

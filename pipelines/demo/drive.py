@@ -99,7 +99,7 @@ class Demo:
         options = self._options
         script = Path(__file__).parents[1] / "demo_job" / "train.py"
         return own_command(
-            "run", "--state-dir", str(self._places.state), "--job", JOB, "--nproc-per-node", str(options.nproc_per_node),
+            "run", "--job", JOB, "--nproc-per-node", str(options.nproc_per_node),
             "--virtual-nodes", str(options.nodes), "--spares", "1", "--pin-cpus", "--allow-inject", *self._bus_arguments,
             str(script), "--save-every", str(SAVE_EVERY), "--device", options.device,
         )  # fmt: skip
