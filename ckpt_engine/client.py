@@ -204,12 +204,8 @@ class Checkpointer:
             return Ticket.refused(step, f"skipped, {reply['busy']}")
         started = self._clock.monotonic()
         slot = self._granted(wire.whole(reply, "slot"), wire.whole(reply, "generation"), descriptors)
-        try:
-            slot.write(self._door, geometry, collector.tensors, values, self._stamped(step))
-        except BaseException:
-            with contextlib.suppress(CheckpointError):
-                link.ask({"op": "abandon", "slot": slot.index})
-            raise
+        # Should the copy fail, the slot still says WRITING: it is void, and the next save gets it again.
+        slot.write(self._door, geometry, collector.tensors, values, self._stamped(step))
         seconds = self._clock.monotonic() - started
         link.ask({"op": "seal", "slot": slot.index, "generation": slot.generation, "seconds": seconds})
         return Ticket(step, Mark(outcome=""), Mark(ask=lambda timeout: self._await_durable(link, step, timeout)))

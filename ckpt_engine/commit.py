@@ -165,11 +165,10 @@ def retain(storage: Storage, directory: Path, retention_steps: int, *, busy: fro
 
 
 def remove_step(storage: Storage, directory: Path, step: int) -> None:
-    """Remove a step's folder, the manifest durably first: a step half removed is not complete."""
+    """Remove a step's folder. Half removed it is not complete: its manifest is gone, or a file that it names is."""
     folder = step_folder(directory, step)
     with contextlib.suppress(FileNotFoundError):  # another engine of the job removes it too
         storage.remove(folder / MANIFEST)
-        storage.sync_folder(folder)
         for path in sorted(folder.iterdir()):
             storage.remove(path)
         storage.remove_folder(folder)

@@ -175,7 +175,7 @@ class Engine:
                 wire.send(connection, {"error": f"the engine has {self.config.connections_max} connections already"})
             connection.close()
             return
-        session = Session(number, connection, self._parts, self._close_session)
+        session = Session(number, connection, self._parts)
         thread = threading.Thread(target=self._serve, args=(session,), name=f"session-{number}", daemon=True)
         with self._sessions_lock:
             self._sessions[number] = (session, thread)
@@ -187,12 +187,6 @@ class Engine:
         finally:
             with self._sessions_lock:
                 self._sessions.pop(session.number, None)
-
-    def _close_session(self, number: int) -> None:
-        with self._sessions_lock:
-            entry = self._sessions.get(number)
-        if entry:
-            entry[0].close()
 
     def _close_sessions(self) -> None:
         self._table.close()

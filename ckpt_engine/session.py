@@ -45,20 +45,16 @@ class EngineParts:
 class Session:
     """Answers requests one after another; when the peer hangs up, lets go of all it held."""
 
-    def __init__(
-        self, number: int, connection: socket.socket, parts: EngineParts, close_session: Callable[[int], None]
-    ) -> None:
+    def __init__(self, number: int, connection: socket.socket, parts: EngineParts) -> None:
         self.number = number
         self._connection = connection
         self._parts = parts
-        self._close_session = close_session
         self._identity: Identity | None = None
         self._reading: tuple[Slot, SlotHeader] | None = None
         self._operations: dict[str, Callable[[Fields, list[int]], Reply]] = {
             "register": self._register,
             "acquire": self._acquire,
             "seal": self._seal,
-            "abandon": self._abandon,
             "load": self._load,
             "loaded": self._loaded,
             "damaged": self._damaged,
@@ -126,10 +122,8 @@ class Session:
             raise EngineRefused(
                 f"rank {identity.rank} of {identity.world_size} in attempt {identity.attempt} cannot be"
             )
-        superseded = self._parts.table.register(self.number, identity)
+        self._parts.table.register(self.number, identity)
         self._identity = identity
-        if superseded:
-            self._close_session(superseded)
         slots = wire.wholes(fields, "offers")
         kept = []
         for index, descriptor in list(zip(slots, descriptors, strict=False)):
@@ -164,10 +158,6 @@ class Session:
         )
         self._tell("sealed", header, "memory", seconds=wire.number(fields, "seconds"))
         return {"step": header.step}, []
-
-    def _abandon(self, fields: Fields, _: list[int]) -> Reply:
-        self._parts.table.abandon(self.number, self._own(), self._slot_index(fields))
-        return {}, []
 
     def _load(self, fields: Fields, _: list[int]) -> Reply:
         identity = self._own()

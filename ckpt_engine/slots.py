@@ -98,9 +98,8 @@ class SlotTable:
             self.closed = True
             self.changed.notify_all()
 
-    def register(self, session: int, identity: Identity) -> int:
-        """Make `session` the writer of its rank; the session it supersedes, 0 for none. Older attempts are
-        refused."""
+    def register(self, session: int, identity: Identity) -> None:
+        """Make `session` the one writer of its rank. Older attempts are refused."""
         with self.changed:
             shard = self._shards.get(identity.rank)
             if identity.attempt < self.attempt:
@@ -109,14 +108,12 @@ class SlotTable:
             if shard is None:
                 shard = self._shards[identity.rank] = Shard(identity.rank, identity.world_size, identity.attempt)
             superseded, shard.session = shard.session, session
-            superseded = 0 if superseded == session else superseded
-            if superseded:
+            if superseded not in (0, session):
                 self._orphan(shard, superseded)
             if shard.attempt != identity.attempt:
                 shard.attempt, shard.resumed_step = identity.attempt, None
             shard.world_size = identity.world_size
             self.changed.notify_all()
-            return superseded
 
     def offer(self, session: int, identity: Identity, index: int, descriptor: int) -> int:
         """Take back a segment that the rank kept while no engine ran; its new generation, 0 where it is not
@@ -196,14 +193,6 @@ class SlotTable:
             if slot.header is None:
                 raise EngineRefused(f"slot {index} of rank {identity.rank} was sealed but is not whole")
             return slot.header
-
-    def abandon(self, session: int, identity: Identity, index: int) -> None:
-        """The rank gives a granted slot back unwritten."""
-        with self.changed:
-            slot = self._own(session, identity).slots[index]
-            if slot.writer == session:
-                slot.writer = 0
-                self.changed.notify_all()
 
     def hang_up(self, session: int, identity: Identity) -> SlotHeader | None:
         """The rank is gone. What it was writing is void, unless it had published it and only not said so."""

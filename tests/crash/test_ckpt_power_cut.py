@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_engine.commit import remove_temporaries, retain
-from ckpt_engine.manifest import complete_steps, read_manifest, step_folder
+from ckpt_engine.manifest import complete_steps, read_manifest, read_records, shard_name, step_folder
 from ckpt_engine.rejection import Rejection, add_rejection, read_rejections
 from ckpt_engine.shardfile import check_shard
 from ckpt_engine.storage import OutputFile, Storage
@@ -146,6 +146,18 @@ def test_a_cut_while_a_step_is_trained_again_leaves_the_old_or_the_new(tmp_path:
         assert everything_named_is_whole(directory) == [10]
 
     assert sweep(tmp_path, prepare, work, good) >= 12
+
+
+def test_what_has_returned_survives_a_cut(tmp_path: Path) -> None:
+    """Names and bytes: a shard that was called durable, and a step that was called complete."""
+    for ranks, found in (([0], []), ([0, 1], [20])):
+        directory = tmp_path / str(len(ranks))
+        storage = CutStorage(1000, names_survive=False)
+        put_step(directory, 20, ranks=ranks, world_size=2, storage=storage)
+        storage.collapse()
+        assert everything_named_is_whole(directory) == found
+        assert [record.rank for record in read_records(directory, 20, 1)] == ranks
+        assert (step_folder(directory, 20) / shard_name(0, 1)).exists()
 
 
 @pytest.mark.parametrize("keep", [1, 2])

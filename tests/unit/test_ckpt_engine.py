@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from tests.ckpt_lab import (
     fill_segment,
     put_step,
     raw_header,
+    step_on_disk,
 )
 
 
@@ -685,27 +687,40 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
 
 
 def test_stopping_does_not_wait_for_those_who_wait(tmp_path: Path) -> None:
+    """One waits for the disk, one for a slot, both for longer than anybody wants an engine to take."""
     storage = GatedStorage()
     with engine_in_thread(tmp_path, storage=storage) as lab:
         rank = RawRank(lab.socket)
         storage.gate.clear()
         rank.save(1, b"one")
-        answers: list[object] = []
-        waiter = threading.Thread(target=lambda: answers.append(_outcome(rank)))
-        waiter.start()
+        assert storage.reached.wait(20)
+        rank.save(2, b"two")
+        waiters = [
+            threading.Thread(target=_ignoring_the_end, args=(lambda: rank.acquire(3, 3, 600.0),)),
+            threading.Thread(target=_ignoring_the_end, args=(lambda: rank.durable(2, 600.0),)),
+        ]
+        for waiter in waiters:
+            waiter.start()
         eventually(lambda: len(lab.engine._sessions) == 2)
         lab.engine.stop()
-        waiter.join(10)
-        assert answers
+        eventually(lambda: not lab.engine._sessions)
+        for waiter in waiters:
+            waiter.join(20)
         storage.gate.set()
         rank.close()
 
 
-def _outcome(rank: RawRank) -> str:
-    try:
-        return f"answered {rank.durable(1, 600.0)}"
-    except EngineUnavailable as error:
-        return str(error)
+def _ignoring_the_end(ask: Callable[[], object]) -> None:
+    with contextlib.suppress(EngineUnavailable, TimeoutError):
+        ask()
+
+
+def test_an_engine_that_starts_removes_what_the_last_one_left_half_written(tmp_path: Path) -> None:
+    put_step(tmp_path / "ck", 10)
+    half = step_on_disk(tmp_path / "ck", 10) / ".shard-00000-a0002.safetensors.n0.tmp"
+    half.write_bytes(b"half")
+    with engine_in_thread(tmp_path):
+        assert not half.exists()
 
 
 def test_a_listener_that_raises_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -167,14 +168,46 @@ def test_rejecting_twice_is_rejecting_once(tmp_path: Path) -> None:
     assert read_rejections(tmp_path) == (Rejection(100, 5, "nan"),)
 
 
-def test_engines_that_reject_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
-    threads = [threading.Thread(target=reject, args=(tmp_path, 100 + at, 20 - at)) for at in range(8)]
+class SlowStorage(Storage):
+    """Between reading and replacing a file there is time for somebody else to do the same."""
+
+    def __init__(self, slow: str = "") -> None:
+        self._slow = slow
+
+    def write_whole(self, path: Path, content: bytes, *, writer: str) -> None:
+        if self._slow in content.decode():
+            threading.Event().wait(0.2)
+        super().write_whole(path, content, writer=writer)
+
+
+def together(*work: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=one) for one in work]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for at in range(8):
-        assert rejection_of(tmp_path, 100 + at, 20 - at) is not None
+
+
+def test_engines_that_reject_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    rejections = [Rejection(100, 2, "a"), Rejection(101, 3, "b")]
+    together(*(lambda entry=entry: add_rejection(tmp_path, entry, SlowStorage(), entry.reason) for entry in rejections))  # type: ignore[misc]
+    assert sorted(read_rejections(tmp_path), key=lambda entry: entry.from_step) == rejections
+
+
+def test_an_older_attempt_does_not_have_the_last_word_on_a_step(tmp_path: Path) -> None:
+    for attempt in (4, 5):
+        put_shard(tmp_path, 120, attempt)
+    slow = SlowStorage('"attempt": 4')
+    together(
+        lambda: finish_step(slow, tmp_path, 120, 4, writer="n0"),
+        lambda: finish_step(slow, tmp_path, 120, 5, writer="n1"),
+    )
+    assert steps(tmp_path) == [(120, 5)]
+
+
+def put_shard(directory: Path, step: int, attempt: int) -> None:
+    header, view = raw_segment(step, b"weights", Identity("job", attempt, 0, 1, -1))
+    commit_shard(STORAGE, directory, header, view, writer="n0")
 
 
 def test_unreadable_rejections_let_no_checkpoint_through(tmp_path: Path) -> None:

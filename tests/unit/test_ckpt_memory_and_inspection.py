@@ -114,6 +114,8 @@ def test_verifying_names_the_shard_that_is_not_whole(tmp_path: Path) -> None:
     assert [verdict.whole for verdict in verify_steps(tmp_path, 10)] == [True, False]
     with pytest.raises(CheckpointNotFound):
         list(verify_steps(tmp_path, 11))
+    path.write_bytes(raw[:-1])
+    assert f"has {len(raw) - 1} bytes, its record says {len(raw)}" in list(verify_steps(tmp_path, 10))[1].reason
 
 
 def test_a_shard_header_is_part_of_the_checksum(tmp_path: Path) -> None:
