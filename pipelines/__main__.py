@@ -8,7 +8,7 @@ import typer
 
 from ckpt_engine.errors import CheckpointError
 from ingest.bus import BusError
-from pipelines.cli import jobs, machine, measures, reads, services
+from pipelines.cli import checkpoints, jobs, machine, measures, reads, services
 from pipelines.doctor import EXTRAS
 from pipelines.errors import StatedError
 from recovery.backend import BackendError
@@ -34,7 +34,7 @@ app.command(rich_help_panel="Services")(services.detect)
 app.command(rich_help_panel="Services")(services.recover)
 app.command(rich_help_panel="Services")(services.record)
 app.command(rich_help_panel="Services")(services.console)
-app.add_typer(services.ckpt, name="ckpt", rich_help_panel="Services")
+app.add_typer(checkpoints.ckpt, name="ckpt", rich_help_panel="Services")
 app.command(hidden=True)(services.launcher)
 app.add_typer(machine.topics, name="topics", rich_help_panel="Services")
 app.command(rich_help_panel="Look")(reads.incidents)

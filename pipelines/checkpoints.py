@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 
 from ckpt_engine.admin import EngineAdmin
 from ckpt_engine.engine import Engine, EngineConfig
@@ -16,7 +15,6 @@ from ckpt_engine.rejection import Rejection, add_rejection
 from ckpt_engine.status import EngineStatus, newest_agreed
 from ckpt_engine.storage import Storage
 from ingest.bus import Bus, BusError, Producer
-from ingest.clock import Clock
 from ingest.codec import Codec
 from ingest.events import CheckpointEvent
 from pipelines.places import Places
@@ -117,40 +115,3 @@ class EngineCatalog:
             raise Unavailable(f"the job file of {job} cannot be read: {error}") from error
         sockets = [self._places.socket(job, node, "ckpt") for node in node_names(spec, options)]
         return [EngineAdmin(path, ADMIN_SECONDS_MAX) for path in sockets if path.exists()]
-
-
-
-
-def print_checkpoints(places: Places, job: str, as_json: bool, console: Console) -> None:
-    """What a restart could use: sealed shards in memory by node, complete steps on disk."""
-    catalog = EngineCatalog(places)
-    in_memory = [(status.node, shard) for status in catalog.statuses(job) for shard in status.shards]
-    on_disk = complete_steps(places.checkpoints(job))
-    if as_json:
-        tree = {
-            "memory": [{"node": node, **asdict(shard)} for node, shard in in_memory],
-            "disk": [asdict(record) for record in on_disk],
-        }
-        console.print_json(data=tree)
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("tier", "step", "attempt", "rank", "node", "MiB", "checksum"):
-        table.add_column(name)
-    for node, shard in in_memory:
-        known = "known" if shard.verified else "not yet"
-        size = f"{shard.size_bytes / 2**20:.1f}"
-        table.add_row("memory", str(shard.step), str(shard.attempt), str(shard.rank), node, size, known)
-    for record in on_disk:
-        size = f"{record.size_bytes / 2**20:.1f}"
-        table.add_row("disk", str(record.step), str(record.attempt), f"all {record.world_size}", "–", size, "in the manifest")
-    console.print(table if table.row_count else f"No checkpoints of {job} in {places.state}.")
-
-
-def verify_directory(directory: Path, console: Console) -> bool:
-    """Read every complete checkpoint on disk and compare its checksums; True if all are whole."""
-    results = verify(directory)
-    for result in results:
-        console.print(f"step {result.step}: {'whole' if result.whole else '; '.join(result.problems)}")
-    if not results:
-        console.print(f"No complete checkpoints in {directory}.")
-    return bool(results) and all(result.whole for result in results)

@@ -66,7 +66,9 @@ class Children:
                 continue
             code = child.process.poll()
             if code is not None:
-                raise ChildFailed(f"{child.name} ended by itself (exit code {code}); the end of {child.log}:\n{tail(child.log)}")
+                raise ChildFailed(
+                    f"{child.name} ended by itself (exit code {code}); the end of {child.log}:\n{tail(child.log)}"
+                )
 
     def ended(self) -> list[Child]:
         """Those that have ended by themselves and are still counted among ours."""

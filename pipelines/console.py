@@ -86,9 +86,7 @@ def read_token(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConsoleRefused(f"the token file {file} cannot be read ({error})") from error
     if len(token) < TOKEN_LENGTH_MIN:
-        raise ConsoleRefused(
-            f"the token in {file} has fewer than {TOKEN_LENGTH_MIN} characters; make a longer one"
-        )
+        raise ConsoleRefused(f"the token in {file} has fewer than {TOKEN_LENGTH_MIN} characters; make a longer one")
     return token
 
 

@@ -99,7 +99,9 @@ class Detect:
     def _publish(self, producer: Producer, verdict: Verdict) -> None:
         encoded = self._codec.encode(verdict)
         producer.send(encoded.topic, encoded.key, encoded.headers, encoded.value)
-        self._tell(f"{verdict.status} {verdict.fault_class}: {verdict.summary} [{verdict.verdict_id}#{verdict.revision}]")
+        self._tell(
+            f"{verdict.status} {verdict.fault_class}: {verdict.summary} [{verdict.verdict_id}#{verdict.revision}]"
+        )
 
     @staticmethod
     def _lagging(consumer: Consumer) -> set[Topic]:

@@ -65,7 +65,9 @@ class Detection:
         if job is None:
             if len(self._jobs) >= JOBS_MAX:
                 return f"more than {JOBS_MAX} jobs at once; run more detectors over more partitions"
-            job = _Job(Merge(self._config.merge), JobDetector(message.job, self._config, self._rules), record.partition, 0.0)
+            job = _Job(
+                Merge(self._config.merge), JobDetector(message.job, self._config, self._rules), record.partition, 0.0
+            )
             self._jobs[message.job] = job
         elif job.partition != record.partition:
             return f"job {message.job!r} is in partition {job.partition} and in {record.partition}; producers must use murmur2 of the key"
@@ -104,12 +106,16 @@ class Detection:
         named = {f"{key.topic}/{key.partition}": at for key, at in offsets.items()}
         return PartitionState(version=STATE_VERSION, offsets=named, merges=merges, detectors=detectors), arrays
 
-    def load(self, partition: int, state: PartitionState, arrays: Mapping[str, NDArray[Any]], now: float) -> dict[TopicPartition, int]:
+    def load(
+        self, partition: int, state: PartitionState, arrays: Mapping[str, NDArray[Any]], now: float
+    ) -> dict[TopicPartition, int]:
         """Take over a partition's jobs; returns the offsets to read on from. Raises ValueError for another version."""
         if state.version != STATE_VERSION:
             raise ValueError(f"detection state of version {state.version} cannot be read by version {STATE_VERSION}")
         for name, merge in state.merges.items():
-            own = {key.split("|", 1)[1]: np.asarray(values) for key, values in arrays.items() if key.startswith(f"{name}|")}
+            own = {
+                key.split("|", 1)[1]: np.asarray(values) for key, values in arrays.items() if key.startswith(f"{name}|")
+            }
             detector = JobDetector.from_state(name, self._config, self._rules, state.detectors[name], own)
             self._jobs[name] = _Job(Merge.from_state(merge, self._config.merge), detector, partition, now)
         offsets = {TopicPartition(_topic(key), int(key.rpartition("/")[2])): at for key, at in state.offsets.items()}
@@ -123,4 +129,5 @@ class Detection:
 
 
 def _topic(key: str) -> Topic:
-    return msgspec.convert(key.rpartition("/")[0], Topic)
+    topic: Topic = msgspec.convert(key.rpartition("/")[0], Topic)
+    return topic

@@ -71,7 +71,9 @@ def _extras() -> Iterator[Finding]:
 
 def _kernel() -> Iterator[Finding]:
     if not hasattr(os, "memfd_create"):
-        yield Finding("memfd", "missing", "this system has no memfd_create; checkpoints cannot live in memory", "use Linux")
+        yield Finding(
+            "memfd", "missing", "this system has no memfd_create; checkpoints cannot live in memory", "use Linux"
+        )
     else:
         yield Finding("memfd", "ok", "checkpoints can live in memory")
     if hasattr(os, "pidfd_open"):
@@ -81,9 +83,13 @@ def _kernel() -> Iterator[Finding]:
     if Path("/proc/self/schedstat").exists():
         yield Finding("run-queue delay", "ok", "stragglers are told from crowded hosts")
     else:
-        yield Finding("run-queue delay", "note", "no /proc/self/schedstat: own compute time is not known, wall time is used")
+        yield Finding(
+            "run-queue delay", "note", "no /proc/self/schedstat: own compute time is not known, wall time is used"
+        )
     gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*")) if Path("/proc/driver/nvidia").exists() else []
-    yield Finding("GPU", "ok" if gpus else "note", f"{len(gpus)} NVIDIA GPU(s)" if gpus else "none: jobs run on the CPU (gloo)")
+    yield Finding(
+        "GPU", "ok" if gpus else "note", f"{len(gpus)} NVIDIA GPU(s)" if gpus else "none: jobs run on the CPU (gloo)"
+    )
 
 
 def _state_folder(settings: Settings) -> Iterator[Finding]:
@@ -95,7 +101,9 @@ def _state_folder(settings: Settings) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(folder).free
     if free < FREE_BYTES_MIN:
-        yield Finding("state folder", "note", f"{folder}: only {free // 2**20} MiB free", "free some room, or set state_dir")
+        yield Finding(
+            "state folder", "note", f"{folder}: only {free // 2**20} MiB free", "free some room, or set state_dir"
+        )
     else:
         yield Finding("state folder", "ok", f"{folder}, {free // 2**30} GiB free")
 
@@ -104,7 +112,9 @@ def _bus(settings: Settings, clock: Clock) -> Iterator[Finding]:
     try:
         open_bus(settings, clock, client="doctor").close()
     except (BusError, SettingsError) as error:
-        yield Finding(f"bus ({settings.bus.kind})", "missing", str(error), "start the broker, or set bus.kind = \"sqlite\"")
+        yield Finding(
+            f"bus ({settings.bus.kind})", "missing", str(error), 'start the broker, or set bus.kind = "sqlite"'
+        )
     else:
         yield Finding(f"bus ({settings.bus.kind})", "ok", "answers")
 
@@ -132,4 +142,6 @@ def _tools() -> Iterator[Finding]:
         found = shutil.which(tool)
         yield Finding(tool, "ok" if found else "note", found or f"not found; only {use} needs it")
     if Path(tempfile.gettempdir()).stat().st_mode & 0o1000 == 0:
-        yield Finding("temporary folder", "note", f"{tempfile.gettempdir()} has no sticky bit; others can remove our sockets")
+        yield Finding(
+            "temporary folder", "note", f"{tempfile.gettempdir()} has no sticky bit; others can remove our sockets"
+        )

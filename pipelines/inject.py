@@ -37,7 +37,9 @@ class Injector:
         if fault not in FAULTS:
             raise InjectRefused(f"there is no fault {fault!r}; known: {', '.join(sorted(FAULTS))}")
         if not self._places.job(job).exists():
-            raise InjectRefused(f"there is no job {job!r} in {self._places.state}; `transom run --allow-inject` makes one")
+            raise InjectRefused(
+                f"there is no job {job!r} in {self._places.state}; `transom run --allow-inject` makes one"
+            )
         refusal = self._backend.inject(job, rank, fault, dict(parameters))
         if refusal:
             raise InjectRefused(refusal)

@@ -80,7 +80,7 @@ class Places:
         return self.job(job) / "nodes" / f"{checked_name('node', node)}.json"
 
     def socket(self, job: str, node: str, kind: str) -> Path:
-        """`kind`: control, telemetry or ckpt. Jobs of one name run one after another, so the names are short and fixed."""
+        """`kind`: control, telemetry or ckpt. Names are short: the kernel limits the path."""
         return self.sockets / f"{_short(job)}-{_short(node)}-{kind}.sock"
 
 

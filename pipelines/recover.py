@@ -93,7 +93,9 @@ class Recover:
         elif isinstance(message, Command):
             self._controller.accept_command(message, now)
         else:
-            producer.send(*dead_letter(record, f"a {type(message).__name__} does not belong on {record.topic}", self._clock))
+            producer.send(
+                *dead_letter(record, f"a {type(message).__name__} does not belong on {record.topic}", self._clock)
+            )
 
     def _publish(self, producer: Producer) -> None:
         waiting = self._controller.pending_messages()

@@ -93,7 +93,9 @@ def _newest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
 
 
 def _told(verdict: Verdict) -> Verdict:
-    evidence = tuple(msgspec.structs.replace(item, topic=None, partition=None, offset=None) for item in verdict.evidence)
+    evidence = tuple(
+        msgspec.structs.replace(item, topic=None, partition=None, offset=None) for item in verdict.evidence
+    )
     return msgspec.structs.replace(verdict, evidence=evidence)
 
 

@@ -133,7 +133,9 @@ class JobRun:
                 raise JobRefused(f"{ended[0]} ended before the job began; see {self._places.logs / ended[0]}.log")
             if self._clock.monotonic() > deadline:
                 missing = next(path for path in wanted if not path.exists())
-                raise JobRefused(f"not ready after {READY_SECONDS_MAX:.0f} s: {missing} is missing; see {self._places.logs}")
+                raise JobRefused(
+                    f"not ready after {READY_SECONDS_MAX:.0f} s: {missing} is missing; see {self._places.logs}"
+                )
             self._clock.sleep(0.05)
 
     def _stay(self, launchers: list[Child], stop: threading.Event, tell: Callable[[str], None]) -> int:

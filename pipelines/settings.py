@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pipelines.errors import StatedError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from pipelines.errors import StatedError
 
 DEFAULT_FILE = Path("transom.toml")
 SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108; the file names below the folder need some of them
@@ -31,7 +32,9 @@ class BusSettings(_Section):
     kind: Literal["sqlite", "kafka"] = Field("sqlite", description="sqlite: embedded, one machine; kafka: Apache Kafka")
     bootstrap_servers: str = Field("127.0.0.1:9092", description="Kafka brokers, host:port, comma separated")
     prefix: str = Field("transom", pattern=r"^[A-Za-z0-9._-]{1,80}$", description="topic name prefix")
-    partitions: int = Field(1, ge=1, le=4096, description="partitions of a topic when it is created; more jobs, more partitions")
+    partitions: int = Field(
+        1, ge=1, le=4096, description="partitions of a topic when it is created; more jobs, more partitions"
+    )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", description="how the brokers are spoken to"
     )
@@ -45,7 +48,9 @@ class BusSettings(_Section):
 
 class DetectSettings(_Section):
     straggler_ratio: float = Field(0.10, gt=0.0, description="excess of own compute over the slowest peer")
-    hang_without_stop_seconds: float = Field(2.0, gt=0.0, description="no progress beside waiting peers before a hang is called")
+    hang_without_stop_seconds: float = Field(
+        2.0, gt=0.0, description="no progress beside waiting peers before a hang is called"
+    )
     hang_ceiling_seconds: float = Field(60.0, ge=10.0, description="no progress of any rank, nobody to blame")
     node_silent_seconds: float = Field(5.0, gt=0.0, description="a node silent for longer is lost")
     coalesce_seconds: float = Field(3.0, ge=0.0, description="wait for the root of a cascade")
@@ -58,7 +63,9 @@ class RecoverSettings(_Section):
     probation_steps: int = Field(20, ge=0, description="new steps before an incident is resolved")
     probation_seconds: float = Field(60.0, ge=0.0, description="and at least so long")
     stop_grace_seconds: float = Field(5.0, ge=0.0, description="SIGTERM to SIGKILL")
-    evidence_seconds: float = Field(10.0, ge=0.0, le=10.0, description="stacks are awaited so long before a hang is stopped")
+    evidence_seconds: float = Field(
+        10.0, ge=0.0, le=10.0, description="stacks are awaited so long before a hang is stopped"
+    )
     restarts_max: int = Field(20, ge=0, description="restarts of a job in restarts_window_seconds, then it is held")
     restarts_window_seconds: float = Field(86_400.0, gt=0.0, description="the window of restarts_max")
     same_cause_max: int = Field(3, ge=1, description="restarts for one cause without a new step, then it is held")
@@ -132,11 +139,13 @@ class Settings(BaseSettings):
             stat = folder.lstat()
         except OSError as error:
             raise SettingsError(
-                f"the socket folder {folder} cannot be made ({error.strerror}); set state_dir to a folder that can be written"
+                f"the socket folder {folder} cannot be made ({error.strerror}); "
+                "set state_dir to a folder that can be written"
             ) from error
         if stat.st_uid != os.getuid() or stat.st_mode & 0o077:
             raise SettingsError(
-                f"the socket folder {folder} belongs to somebody else or is open to others; remove it or chmod it to 0700"
+                f"the socket folder {folder} belongs to somebody else or is open to others; "
+                "remove it or chmod it to 0700"
             )
         return folder
 
@@ -160,7 +169,7 @@ def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None 
 
 
 class _FileUnderEnvironment:
-    """File below environment below flags: pydantic's own order puts init arguments first, so the file is merged by hand."""
+    """File below environment below flags; merged by hand, because pydantic's own order puts arguments first."""
 
     def __init__(self, tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
         self._tree = tree

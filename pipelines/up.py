@@ -38,7 +38,9 @@ def start_services(children: Children, places: Places, arguments: Sequence[str],
         clock.sleep(0.05)
 
 
-def keep_up(children: Children, arguments: Sequence[str], clock: Clock, stop: threading.Event, tell: Callable[[str], None]) -> None:
+def keep_up(
+    children: Children, arguments: Sequence[str], clock: Clock, stop: threading.Event, tell: Callable[[str], None]
+) -> None:
     """Until `stop`: a service that ends is told of and started again; one that keeps ending is an error."""
     falls: dict[str, list[float]] = {}
     while not stop.wait(LOOK_SECONDS):

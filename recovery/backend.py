@@ -58,7 +58,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A job as it is now. `phase`: starting, running, failed (a rank ended badly), stopped (no rank lives), finished."""
+    """A job as it is now: `failed` when a rank has ended badly, `stopped` when no rank lives."""
 
     job: str
     attempt: int
@@ -124,7 +124,7 @@ class CheckpointCatalog(Protocol):
     def newest_complete(
         self, job: str, *, before_step: int | None, places: Sequence[tuple[int, str]]
     ) -> CheckpointChoice | None:
-        """The newest step, below `before_step`, complete and not rejected, that each (rank, node) of `places` can load."""
+        """The newest step below `before_step`, complete and not rejected, that each (rank, node) of `places` can load."""
         ...
 
     def reject_from(self, job: str, step: int, reason: str) -> None:

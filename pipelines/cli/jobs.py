@@ -22,11 +22,15 @@ def demo(
     state_dir: StateDir = None,
     bus: BusKind = None,
     bootstrap_servers: Bootstrap = None,
-    broker: Annotated[bool, typer.Option("--broker", help="Bring up an Apache Kafka of its own (Java 17, Maven).")] = False,
+    broker: Annotated[
+        bool, typer.Option("--broker", help="Bring up an Apache Kafka of its own (Java 17, Maven).")
+    ] = False,
     faults: Annotated[str, typer.Option(help="Which faults, comma separated; 'all' or 'none'.")] = "all",
     steps: Annotated[int | None, typer.Option(min=1, help="Train so many steps (with --faults none).")] = None,
     device: Annotated[str, typer.Option(help="cpu (gloo) or cuda (NCCL).")] = "cpu",
-    headless: Annotated[bool, typer.Option("--headless", help="End by itself instead of leaving the console open.")] = False,
+    headless: Annotated[
+        bool, typer.Option("--headless", help="End by itself instead of leaving the console open.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Train a real job, break it six times, and show who is blamed and how it comes back."""
@@ -63,12 +67,20 @@ def _interrupt() -> None:
 def run(
     script: Annotated[str, typer.Argument(help="The training script, or with -m a module.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
-    nproc_per_node: Annotated[int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Ranks on each node.")] = 1,
-    virtual_nodes: Annotated[int, typer.Option("--virtual-nodes", min=1, help="Nodes to divide this machine into.")] = 1,
+    nproc_per_node: Annotated[
+        int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Ranks on each node.")
+    ] = 1,
+    virtual_nodes: Annotated[
+        int, typer.Option("--virtual-nodes", min=1, help="Nodes to divide this machine into.")
+    ] = 1,
     spares: Annotated[int, typer.Option("--spares", min=0, help="More nodes, held ready.")] = 0,
-    job: Annotated[str | None, typer.Option("--job", "--rdzv-id", help="Name of the job (default: script and time).")] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", "--rdzv-id", help="Name of the job (default: script and time).")
+    ] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name, as in python -m.")] = False,
-    preload: Annotated[list[str] | None, typer.Option("--preload", help="A module to import before ranks are forked.")] = None,
+    preload: Annotated[
+        list[str] | None, typer.Option("--preload", help="A module to import before ranks are forked.")
+    ] = None,
     pin_cpus: Annotated[bool, typer.Option("--pin-cpus", help="Bind each rank to a processor of its own.")] = False,
     allow_inject: Annotated[bool, typer.Option("--allow-inject", help="Let `transom inject` break this job.")] = False,
     no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Run without checkpoint engines.")] = False,
@@ -130,14 +142,22 @@ def inject(
     from pipelines.places import Places
 
     settings = settings_from(config, state_dir)
-    parameters = {"slow": {"factor": factor, "seconds": seconds}, "nan": {"at_step": float(at_step)}, "raise": {"at_step": float(at_step)}}
+    parameters = {
+        "slow": {"factor": factor, "seconds": seconds},
+        "nan": {"at_step": float(at_step)},
+        "raise": {"at_step": float(at_step)},
+    }
     Injector(Places.of(settings), SystemClock()).inject(job, rank, fault, parameters.get(fault, {}))
     typer.echo(f"{fault} into rank {rank} of {job}")
 
 
 def replay(
-    recording: Annotated[Path, typer.Argument(help="A recorded run directory (.transom/recordings/<job>, data/<name>).")],
-    output: Annotated[Path | None, typer.Option("--output", help="Write the verdicts to this file, one JSON a line.", dir_okay=False)] = None,
+    recording: Annotated[
+        Path, typer.Argument(help="A recorded run directory (.transom/recordings/<job>, data/<name>).")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write the verdicts to this file, one JSON a line.", dir_okay=False)
+    ] = None,
     config: Config = None,
 ) -> None:
     """Run the live pipeline's detectors over a recorded run; the same input gives the same bytes."""

@@ -15,7 +15,8 @@ bench = typer.Typer(help="Measure a room; figures go to --json FILE.", no_args_i
 
 @bench.command("recovery")
 def recovery(
-    replays: Annotated[int, typer.Option(min=1, help="How often one verdict is delivered.")] = 1000, json_file: JsonFile = None
+    replays: Annotated[int, typer.Option(min=1, help="How often one verdict is delivered.")] = 1000,
+    json_file: JsonFile = None,
 ) -> None:
     """Replay one verdict, kill -9 recovery between intent and act, and count the restarts that took effect."""
     from pipelines.bench_recovery import measure_replayed_restarts

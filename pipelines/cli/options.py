@@ -9,12 +9,18 @@ import typer
 
 from pipelines.settings import Settings, load_settings
 
-Config = Annotated[Path | None, typer.Option("--config", help="Settings file (default: ./transom.toml where it exists).")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="Settings file (default: ./transom.toml where it exists).")
+]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where everything is kept that outlives a process.")]
 BusKind = Annotated[str | None, typer.Option("--bus", help="sqlite (embedded, one machine) or kafka.")]
-Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", help="Kafka brokers, host:port, comma separated.")]
+Bootstrap = Annotated[
+    str | None, typer.Option("--bootstrap-servers", help="Kafka brokers, host:port, comma separated.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the measured figures to this file.", dir_okay=False)]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write the measured figures to this file.", dir_okay=False)
+]
 
 
 def settings_from(

@@ -38,13 +38,24 @@ def incidents(
     for view in page.incidents:
         action = view.action.verb if view.action else "–"
         table.add_row(
-            view.job, str(view.attempt), view.fault_class, _culprits(view), view.state or view.status, action, view.summary, view.incident_id
+            view.job,
+            str(view.attempt),
+            view.fault_class,
+            _culprits(view),
+            view.state or view.status,
+            action,
+            view.summary,
+            view.incident_id,
         )
     Console(highlight=False).print(table)
 
 
 def verdicts(
-    job: JobFilter = None, limit: Limit = 200, config: Config = None, state_dir: StateDir = None, as_json: AsJson = False
+    job: JobFilter = None,
+    limit: Limit = 200,
+    config: Config = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """List verdicts with every revision, oldest first."""
     with _client(config, state_dir) as client:
@@ -56,7 +67,9 @@ def verdicts(
         typer.echo("No verdicts so far.")
     for row in page.rows:
         verdict = row.message
-        typer.echo(f"{verdict.verdict_id}#{verdict.revision}  {verdict.status} {verdict.fault_class}  {verdict.summary}")
+        typer.echo(
+            f"{verdict.verdict_id}#{verdict.revision}  {verdict.status} {verdict.fault_class}  {verdict.summary}"
+        )
 
 
 def explain(
@@ -77,7 +90,9 @@ def explain(
 def _tell(story: IncidentStory, console: Console) -> None:
     view = story.incident
     console.print(f"[bold]{view.summary}[/]", soft_wrap=True)
-    console.print(f"{view.fault_class}, {view.severity}, attempt {view.attempt} of {view.job}; culprit: {_culprits(view)}; victims: {view.victims}")
+    console.print(
+        f"{view.fault_class}, {view.severity}, attempt {view.attempt} of {view.job}; culprit: {_culprits(view)}; victims: {view.victims}"
+    )
     for evidence in story.verdicts[-1].evidence if story.verdicts else ():
         peers = "" if evidence.peers_median is None else f" (peers' median {evidence.peers_median:g} {evidence.unit})"
         console.print(f"  seen    {evidence.text}{peers}", soft_wrap=True)
@@ -112,7 +127,13 @@ def approve(
 def _post(incident_id: str, verb: str, note: str, plan_hash: str, config: Config, state_dir: StateDir) -> None:
     from pipelines.ledger.shapes import CommandRequest
 
-    request = {"verb": verb, "incident_id": incident_id, "author": getpass.getuser(), "note": note, "plan_hash": plan_hash}
+    request = {
+        "verb": verb,
+        "incident_id": incident_id,
+        "author": getpass.getuser(),
+        "note": note,
+        "plan_hash": plan_hash,
+    }
     with _client(config, state_dir) as client:
         request["job"] = client.incident(incident_id).incident.job
         client.post_command(msgspec.convert(request, CommandRequest))

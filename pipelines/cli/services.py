@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-from pathlib import Path
 from threading import Event
 from typing import Annotated
 
 import typer
 
 from ingest.clock import SystemClock
-from pipelines.cli.options import AsJson, Bootstrap, BusKind, Config, StateDir, settings_arguments, settings_from
+from pipelines.cli.options import Bootstrap, BusKind, Config, StateDir, settings_arguments, settings_from
 from pipelines.settings import Settings
-
-ckpt = typer.Typer(help="The checkpoint engine and what it has kept.", no_args_is_help=True)
 
 Job = Annotated[str, typer.Option("--job", help="The job.")]
 Node = Annotated[str, typer.Option("--node", help="The node that this process serves.")]
@@ -47,7 +44,9 @@ def up(
         keep_up(children, arguments, clock, stop, typer.echo)
 
 
-def detect(config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None) -> None:
+def detect(
+    config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None
+) -> None:
     """Metrics, logs and events in, verdicts out."""
     from pipelines.detect import Detect
     from pipelines.open_bus import open_bus
@@ -58,7 +57,9 @@ def detect(config: Config = None, state_dir: StateDir = None, bus: BusKind = Non
     Detect(settings, Places.of(settings), open_bus(settings, clock, client="detect"), clock).run(stop)
 
 
-def recover(config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None) -> None:
+def recover(
+    config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None
+) -> None:
     """Verdicts in; decides, and restarts jobs through their launchers."""
     from pipelines.open_bus import open_bus
     from pipelines.places import Places
@@ -66,10 +67,14 @@ def recover(config: Config = None, state_dir: StateDir = None, bus: BusKind = No
 
     settings, stop = _service(config, state_dir, bus, bootstrap_servers)
     clock = SystemClock()
-    Recover(settings, Places.of(settings), open_bus(settings, clock, client="recover"), clock, random.Random()).run(stop)
+    Recover(settings, Places.of(settings), open_bus(settings, clock, client="recover"), clock, random.Random()).run(
+        stop
+    )
 
 
-def record(config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None) -> None:
+def record(
+    config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None
+) -> None:
     """Keep everything in the ledger and serve it: HTTP on a Unix socket, or on TCP with a token."""
     from pipelines.open_bus import open_bus
     from pipelines.places import Places
@@ -100,9 +105,13 @@ def console(
     os.execvp(command[0], command)
 
 
-@ckpt.command("serve")
 def ckpt_serve(
-    job: Job, node: Node, config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None
+    job: Job,
+    node: Node,
+    config: Config = None,
+    state_dir: StateDir = None,
+    bus: BusKind = None,
+    bootstrap_servers: Bootstrap = None,
 ) -> None:
     """Run the checkpoint engine of one node: memory that outlives the ranks."""
     from pipelines.checkpoints import serve_engine
@@ -113,25 +122,13 @@ def ckpt_serve(
     serve_engine(Places.of(settings), job, node, open_bus(settings, SystemClock(), client=f"ckpt-{node}"))
 
 
-@ckpt.command("ls")
-def ckpt_ls(job: Job, config: Config = None, state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """List the checkpoints of a job, in memory and on disk."""
-    from pipelines.checkpoints import print_checkpoints
-    from pipelines.places import Places
-
-    print_checkpoints(Places.of(settings_from(config, state_dir)), job, as_json)
-
-
-@ckpt.command("verify")
-def ckpt_verify(directory: Annotated[Path, typer.Argument(help="A job's checkpoint folder.")], as_json: AsJson = False) -> None:
-    """Read every shard of every complete checkpoint and compare its checksum."""
-    from pipelines.checkpoints import verify_directory
-
-    raise typer.Exit(verify_directory(directory, as_json))
-
-
 def launcher(
-    job: Job, node: Node, config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None
+    job: Job,
+    node: Node,
+    config: Config = None,
+    state_dir: StateDir = None,
+    bus: BusKind = None,
+    bootstrap_servers: Bootstrap = None,
 ) -> None:
     """One launcher of one node; `transom run` starts these."""
     from pipelines.launch import run_launcher
@@ -145,7 +142,9 @@ def launcher(
     raise typer.Exit(run_launcher(Places.of(settings), job, node, bus_of_ours, clock, inherited))
 
 
-def _service(config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap, *, back: bool = True) -> tuple[Settings, Event]:
+def _service(
+    config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap, *, back: bool = True
+) -> tuple[Settings, Event]:
     from pipelines.own_process import go_with_parent, step_back, stop_on_signal
 
     stop = stop_on_signal()

@@ -73,7 +73,10 @@ def run_demo(
         places = Places.of(own)
         arguments = ["--config", str(config)]
         bus = open_bus(own, clock, client="demo")
-        show.say("demo", f"state folder {state}; settings {config.name} there: gpu_lost and node_lost are 'auto' (default 'observe'), short probation")
+        show.say(
+            "demo",
+            f"state folder {state}; settings {config.name} there: gpu_lost and node_lost are 'auto' (default 'observe'), short probation",
+        )
         start_services(children, places, arguments, clock)
         if (web := console_command(own, places)) is not None:
             children.start("console", web)
@@ -88,7 +91,9 @@ def run_demo(
         if result.problem:
             console.print(f"[red]{result.problem}[/]")
         if json_file is not None:
-            write_figures(json_file, measured, faults=[_row(outcome) for outcome in result.outcomes], problem=result.problem)
+            write_figures(
+                json_file, measured, faults=[_row(outcome) for outcome in result.outcomes], problem=result.problem
+            )
         recording = places.recordings / "demo"
         if recording.exists():
             console.print(f"Replay it: transom replay {recording}")
@@ -104,7 +109,8 @@ def _write_settings(state: Path, settings: Settings, servers: str | None, clock:
     config = state / "transom.toml"
     prefix = settings.bus.prefix if kind == "sqlite" else f"{settings.bus.prefix}-demo-{int(clock.now()):x}"
     config.write_text(
-        SETTINGS.format(state=state, kind=kind, servers=servers or settings.bus.bootstrap_servers, prefix=prefix), encoding="utf-8"
+        SETTINGS.format(state=state, kind=kind, servers=servers or settings.bus.bootstrap_servers, prefix=prefix),
+        encoding="utf-8",
     )
     return config
 

@@ -6,6 +6,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from ingest.bus import Bus
@@ -60,7 +61,14 @@ class Demo:
     """Drives one demo over services that are already up."""
 
     def __init__(
-        self, options: DemoOptions, places: Places, bus: Bus, children: Children, show: Show, clock: Clock, bus_arguments: Sequence[str]
+        self,
+        options: DemoOptions,
+        places: Places,
+        bus: Bus,
+        children: Children,
+        show: Show,
+        clock: Clock,
+        bus_arguments: Sequence[str],
     ) -> None:
         self._options = options
         self._places = places
@@ -78,7 +86,9 @@ class Demo:
         """Start the job, do the faults, judge each."""
         self._job = self._children.start("demo-job", self._job_command(), environ={"OMP_NUM_THREADS": "1"})
         if not self._wait_steps(STEADY_STEPS, START_SECONDS_MAX):
-            self._result.problem = f"the job did not reach step {STEADY_STEPS} in {START_SECONDS_MAX:.0f} s; see {self._places.logs}"
+            self._result.problem = (
+                f"the job did not reach step {STEADY_STEPS} in {START_SECONDS_MAX:.0f} s; see {self._places.logs}"
+            )
             return self._result
         self._show.say("job", f"steady: step {self._step()}, {self._step_seconds() * 1000:.0f} ms a step")
         began = self._clock.monotonic()
@@ -100,7 +110,8 @@ class Demo:
         script = Path(__file__).parents[1] / "demo_job" / "train.py"
         return own_command(
             "run", "--job", JOB, "--nproc-per-node", str(options.nproc_per_node),
-            "--virtual-nodes", str(options.nodes), "--spares", "1", "--pin-cpus", "--allow-inject", *self._bus_arguments,
+            "--virtual-nodes", str(options.nodes), "--spares", "1", "--pin-cpus", "--allow-inject",
+            *self._bus_arguments,
             str(script), "--save-every", str(SAVE_EVERY), "--device", options.device,
         )  # fmt: skip
 
@@ -123,7 +134,11 @@ class Demo:
         until = self._clock.monotonic() + QUIET_SECONDS
         self._story.wait_for(lambda: self._clock.monotonic() > until, QUIET_SECONDS * 2, self._each)
         judge(outcome, self._story, before, known)
-        self._show.say("demo", "right" if outcome.right else "wrong: " + "; ".join(outcome.why), "green" if outcome.right else "red")
+        self._show.say(
+            "demo",
+            "right" if outcome.right else "wrong: " + "; ".join(outcome.why),
+            "green" if outcome.right else "red",
+        )
         return outcome
 
     def _each(self, messages: list[object]) -> None:
@@ -141,7 +156,9 @@ class Demo:
         now = story.current
         if now is None or now is before or now.first_step_at is None:
             return False
-        resolved = any(story.incidents[v.verdict_id].state == "resolved" for v in fresh if v.verdict_id in story.incidents)
+        resolved = any(
+            story.incidents[v.verdict_id].state == "resolved" for v in fresh if v.verdict_id in story.incidents
+        )
         origin = now.started.resume_step or 0
         return resolved and now.step >= origin + SETTLE_STEPS
 
@@ -159,7 +176,7 @@ class Demo:
     def _step_seconds(self) -> float:
         current = self._story.current
         ended = [] if current is None else [at for _, at in sorted(current.step_ended_at.items())][-50:]
-        gaps = [later - earlier for earlier, later in zip(ended, ended[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in pairwise(ended)]
         return statistics.median(gaps) if gaps else 0.0
 
     def _false_verdicts(self) -> int:
@@ -175,7 +192,7 @@ class Demo:
         gaps: list[float] = []
         for attempt in attempts.values():
             times = [at for _, at in sorted(attempt.step_ended_at.items())]
-            gaps += [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+            gaps += [later - earlier for earlier, later in pairwise(times)]
         elapsed = max(ended.values(), default=0.0) - attempts[min(attempts)].started.at
         return min(1.0, len(ended) * statistics.median(gaps) / elapsed) if gaps and elapsed > 0 else None
 
@@ -186,7 +203,9 @@ def figures(result: DemoResult, wall_seconds: float) -> list[Figure]:
     rows = [
         Figure("demo.wall_seconds", round(wall_seconds, 1), "s"),
         Figure("demo.fault_seconds", round(result.fault_seconds, 1), "s", n=len(result.outcomes)),
-        Figure("demo.faults_right", sum(outcome.right for outcome in result.outcomes), "faults", n=len(result.outcomes)),
+        Figure(
+            "demo.faults_right", sum(outcome.right for outcome in result.outcomes), "faults", n=len(result.outcomes)
+        ),
         Figure("demo.false_verdicts", result.false_verdicts, "verdicts"),
     ]
     kill, stop = by_name.get("kill"), by_name.get("stop")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from detectors.verdict import Verdict
@@ -65,7 +64,9 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        return self.class_right and self.culprit_right and self.action_right and self.resume_right and not self.unexpected
+        return (
+            self.class_right and self.culprit_right and self.action_right and self.resume_right and not self.unexpected
+        )
 
 
 def judge(outcome: Outcome, story: Story, before: AttemptStory, known: set[str]) -> None:
@@ -119,14 +120,14 @@ def _judge_resume(outcome: Outcome, story: Story, before: AttemptStory) -> None:
         return
     outcome.resume_step = now.started.resume_step
     outcome.tier = "+".join(sorted(set(story.loaded_tiers.get(now.started.attempt, {}).values()), reverse=True))
-    checks: list[tuple[Callable[[], bool], str]] = [
-        (lambda: now.first_step_at is not None, "the new attempt made no step"),
-        (lambda: outcome.resume_step == expected_resume(outcome, story, before), f"resumed from {outcome.resume_step}, not "
-         f"{expected_resume(outcome, story, before)}"),
-        (lambda: not fault.needs_memory or outcome.tier == "memory", f"loaded from {outcome.tier or 'nowhere'}, not memory"),
-        (lambda: outcome.bad_step is None or _rejected(outcome, story), "the bad checkpoints were not rejected"),
-    ]  # fmt: skip
-    failed = [text for check, text in checks if not check()]
+    expected = expected_resume(outcome, story, before)
+    checks: list[tuple[bool, str]] = [
+        (now.first_step_at is not None, "the new attempt made no step"),
+        (outcome.resume_step == expected, f"resumed from {outcome.resume_step}, not {expected}"),
+        (not fault.needs_memory or outcome.tier == "memory", f"loaded from {outcome.tier or 'nowhere'}, not memory"),
+        (outcome.bad_step is None or _rejected(outcome, story), "the bad checkpoints were not rejected"),
+    ]
+    failed = [text for right, text in checks if not right]
     outcome.why += failed
     outcome.resume_right = not failed
     if now.first_step_at is not None:
@@ -136,21 +137,18 @@ def _judge_resume(outcome: Outcome, story: Story, before: AttemptStory) -> None:
 
 
 def expected_resume(outcome: Outcome, story: Story, before: AttemptStory) -> int | None:
-    """The newest step that all ranks could load: sealed in memory everywhere, or (a node lost) complete on disk."""
-    if outcome.fault.verb == "exclude_and_restart":
-        on_disk = {step for attempt, step in story.complete_steps if attempt <= before.started.attempt}
-        resumed = story.attempts[story.attempt].started.resume_step
-        # the ranks of the lost node read the disk; what became complete after the choice does not count against it
-        return resumed if resumed in on_disk and _nothing_newer_was_complete(resumed, on_disk, outcome) else max(on_disk, default=None)
-    sealed = before.newest_sealed(outcome.bad_step)
-    if sealed is None:  # nothing new was saved in that attempt: what it resumed from is still the newest
-        return before.started.resume_step
-    return sealed
+    """The newest step that all ranks could load when it was decided: sealed by all, or complete on disk.
 
-
-def _nothing_newer_was_complete(resumed: int, on_disk: set[int], outcome: Outcome) -> bool:
-    newer = [step for step in on_disk if step > resumed]
-    return not newer or outcome.action is None or min(newer) > outcome.step_before
+    Where a node was lost, what its ranks had in memory is lost with it, and only the disk counts for all of them.
+    """
+    decided_at = outcome.action.at if outcome.action is not None else outcome.injected_at
+    bound = outcome.bad_step
+    on_disk = [
+        step for (_, step), at in story.complete_at.items() if at <= decided_at and (bound is None or step < bound)
+    ]
+    in_memory = None if outcome.fault.verb == "exclude_and_restart" else before.newest_sealed(bound)
+    found = [*on_disk, *([] if in_memory is None else [in_memory])]
+    return max(found, default=None)
 
 
 def _rejected(outcome: Outcome, story: Story) -> bool:
@@ -164,5 +162,7 @@ def chosen_faults(names: str) -> tuple[Fault, ...]:
     wanted = {name.strip() for name in names.split(",")}
     unknown = wanted - {fault.name for fault in FAULTS}
     if unknown:
-        raise StatedError(f"there is no fault {sorted(unknown)[0]!r}; known: {', '.join(fault.name for fault in FAULTS)}, all, none")
+        raise StatedError(
+            f"there is no fault {sorted(unknown)[0]!r}; known: {', '.join(fault.name for fault in FAULTS)}, all, none"
+        )
     return tuple(fault for fault in FAULTS if fault.name in wanted)

@@ -53,9 +53,17 @@ class Show:
             case Receipt() if message.outcome != "done" or message.text:
                 self.say("recover", f"{message.outcome}: {message.text}", "cyan")
             case Incident() if message.state in ("resolved", "held", "gave_up"):
-                self.say("recover", f"incident {message.state}: {message.cause}", "green" if message.state == "resolved" else "red")
+                self.say(
+                    "recover",
+                    f"incident {message.state}: {message.cause}",
+                    "green" if message.state == "resolved" else "red",
+                )
             case AttemptStarted():
-                origin = "from scratch" if message.resume_step is None else f"from the checkpoint of step {message.resume_step}"
+                origin = (
+                    "from scratch"
+                    if message.resume_step is None
+                    else f"from the checkpoint of step {message.resume_step}"
+                )
                 nodes = ", ".join(dict.fromkeys(place.node for place in message.places))
                 self.say("launcher", f"attempt {message.attempt}: {message.world_size} ranks on {nodes}, {origin}")
             case RankExited() if not message.stopped_by_launcher and message.exit_code != 0:
@@ -66,12 +74,29 @@ class Show:
             case CheckpointEvent(state="rejected"):
                 self.say("ckpt", f"checkpoints of step {message.step} and later are rejected: {message.reason}", "dim")
             case CheckpointEvent(state="loaded"):
-                self.say("ckpt", f"rank {message.rank} loaded step {message.step} from {message.tier} in {message.seconds:.2f} s", "dim")
+                self.say(
+                    "ckpt",
+                    f"rank {message.rank} loaded step {message.step} from {message.tier} in {message.seconds:.2f} s",
+                    "dim",
+                )
 
     def table(self, outcomes: Sequence[Outcome], goodput: float | None) -> None:
         """Fault by fault: what was concluded and done, each right or wrong."""
-        table = Table(title="What Transom made of it", title_justify="left", box=None, pad_edge=False, header_style="bold")
-        for name in ("fault", "detected as", "culprit", "action", "verdict", "first step", "resumed from", "lost", "tier", ""):
+        table = Table(
+            title="What Transom made of it", title_justify="left", box=None, pad_edge=False, header_style="bold"
+        )
+        for name in (
+            "fault",
+            "detected as",
+            "culprit",
+            "action",
+            "verdict",
+            "first step",
+            "resumed from",
+            "lost",
+            "tier",
+            "",
+        ):
             table.add_column(name, justify="right" if name in ("verdict", "first step", "lost") else "left")
         for outcome in outcomes:
             verdict, action = outcome.verdict, outcome.action

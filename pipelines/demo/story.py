@@ -15,6 +15,7 @@ from recovery.action import RECOVERY_TYPES, Action, Incident, Receipt
 
 POLL_SECONDS = 0.1
 RECORDS_MAX = 2_000
+SLOTS = 2  # that the checkpoint engine keeps for each rank
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class AttemptStory:
     first_step_at: float | None = None  # when the first step of this attempt ended on every rank
     highest_step: dict[int, int] = field(default_factory=dict)
     step_ended_at: dict[int, float] = field(default_factory=dict)  # step: when the last rank ended it
-    sealed: dict[int, set[int]] = field(default_factory=dict)  # step: ranks
+    sealed: dict[int, list[int]] = field(default_factory=dict)  # rank: steps, oldest first
     exits: list[RankExited] = field(default_factory=list)
 
     @property
@@ -36,13 +37,11 @@ class AttemptStory:
         return min(self.highest_step.values())
 
     def newest_sealed(self, before_step: int | None = None) -> int | None:
-        """The newest step that all ranks have in memory, below `before_step`."""
-        whole = [
-            step
-            for step, ranks in self.sealed.items()
-            if len(ranks) == self.started.world_size and (before_step is None or step < before_step)
-        ]
-        return max(whole, default=None)
+        """The newest step below `before_step` that all ranks have in memory, where each rank keeps two."""
+        if len(self.sealed) < self.started.world_size:
+            return None
+        kept = set.intersection(*(set(steps[-SLOTS:]) for steps in self.sealed.values()))
+        return max((step for step in kept if before_step is None or step < before_step), default=None)
 
 
 class Story:
@@ -59,7 +58,7 @@ class Story:
         self.actions: dict[str, Action] = {}
         self.receipts: dict[str, list[Receipt]] = {}
         self.incidents: dict[str, Incident] = {}
-        self.complete_steps: set[tuple[int, int]] = set()  # (attempt, step) durable on disk for all ranks
+        self.complete_at: dict[tuple[int, int], float] = {}  # (attempt, step): when all its shards were on disk
         self.rejected_from: list[CheckpointEvent] = []
         self.loaded_tiers: dict[int, dict[int, str]] = {}  # attempt: rank: tier
 
@@ -130,9 +129,9 @@ class Story:
 
     def _note_checkpoint(self, event: CheckpointEvent) -> None:
         if event.state == "sealed" and event.attempt in self.attempts:
-            self.attempts[event.attempt].sealed.setdefault(event.step, set()).add(event.rank)
+            self.attempts[event.attempt].sealed.setdefault(event.rank, []).append(event.step)
         elif event.state == "complete":
-            self.complete_steps.add((event.attempt, event.step))
+            self.complete_at[event.attempt, event.step] = event.at
         elif event.state == "rejected":
             self.rejected_from.append(event)
         elif event.state == "loaded":

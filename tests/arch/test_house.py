@@ -64,13 +64,29 @@ def test_light_rooms_stay_light() -> None:
 
 
 def test_the_wheel_holds_the_rooms_and_nothing_else(tmp_path: Path) -> None:
-    subprocess.run(
-        [Path(sysconfig.get_path("scripts")) / "uv", "build", "--quiet", "--wheel", "--no-build-isolation", "--out-dir", tmp_path],
-        cwd=ROOT, check=True,
-    )  # fmt: skip
+    uv = Path(sysconfig.get_path("scripts")) / "uv"
+    build = [
+        uv,
+        "build",
+        "--quiet",
+        "--wheel",
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+        "--out-dir",
+        tmp_path,
+    ]
+    subprocess.run(build, cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {*ROOMS, "transom.py"}
-    for needed in ("detectors/rules/", "pipelines/broker/pom.xml", "pipelines/demo_job/train.py", "ui/pages/"):
+    for needed in (
+        "detectors/rules/",
+        "pipelines/broker/pom.xml",
+        "pipelines/demo_job/train.py",
+        "ui/pages/",
+        "ui/config/",
+        "ui/entry/",
+    ):
         assert any(name.startswith(needed) for name in names), f"{needed} is not in the wheel"

@@ -42,7 +42,7 @@ def test_a_wrong_setting_is_one_sentence(tmp_path: Path, text: str, said: str) -
 
 def test_an_unknown_key_in_the_environment_is_an_error_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSOM_BUS__KINDD", "kafka")
-    with pytest.raises(SettingsError, match="unknown setting 'bus.kindd'"):
+    with pytest.raises(SettingsError, match=r"unknown setting 'bus\.kindd'"):
         load_settings(write(tmp_path, ""))
 
 
