@@ -70,7 +70,8 @@ class Detection:
             )
             self._jobs[message.job] = job
         elif job.partition != record.partition:
-            return f"job {message.job!r} is in partition {job.partition} and in {record.partition}; producers must use murmur2 of the key"
+            where = f"partition {job.partition} and in {record.partition}"
+            return f"job {message.job!r} is in {where}; producers must use murmur2 of the key"
         job.heard_at = record.appended_at
         job.merge.put(message, Place(record.topic, record.partition, record.offset))
         return None

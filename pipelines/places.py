@@ -21,7 +21,8 @@ def checked_name(kind: str, name: str) -> str:
     """`name`, if it can be part of a path. Raises NameRefused."""
     if not NAME.fullmatch(name):
         raise NameRefused(
-            f"the {kind} name {name!r} is not usable; take up to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' and '-'"
+            f"the {kind} name {name!r} is not usable; "
+            f"take up to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' and '-'"
         )
     return name
 

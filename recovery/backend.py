@@ -124,7 +124,7 @@ class CheckpointCatalog(Protocol):
     def newest_complete(
         self, job: str, *, before_step: int | None, places: Sequence[tuple[int, str]]
     ) -> CheckpointChoice | None:
-        """The newest step below `before_step`, complete and not rejected, that each (rank, node) of `places` can load."""
+        """The newest step below `before_step`, complete and not rejected, that each (rank, node) can load."""
         ...
 
     def reject_from(self, job: str, step: int, reason: str) -> None:

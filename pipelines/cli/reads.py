@@ -91,7 +91,8 @@ def _tell(story: IncidentStory, console: Console) -> None:
     view = story.incident
     console.print(f"[bold]{view.summary}[/]", soft_wrap=True)
     console.print(
-        f"{view.fault_class}, {view.severity}, attempt {view.attempt} of {view.job}; culprit: {_culprits(view)}; victims: {view.victims}"
+        f"{view.fault_class}, {view.severity}, attempt {view.attempt} of {view.job}; "
+        f"culprit: {_culprits(view)}; victims: {view.victims}"
     )
     for evidence in story.verdicts[-1].evidence if story.verdicts else ():
         peers = "" if evidence.peers_median is None else f" (peers' median {evidence.peers_median:g} {evidence.unit})"

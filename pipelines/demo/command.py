@@ -75,7 +75,8 @@ def run_demo(
         bus = open_bus(own, clock, client="demo")
         show.say(
             "demo",
-            f"state folder {state}; settings {config.name} there: gpu_lost and node_lost are 'auto' (default 'observe'), short probation",
+            f"state folder {state}; its {config.name} sets gpu_lost and node_lost to 'auto' (default: 'observe') "
+            "and a short probation",
         )
         start_services(children, places, arguments, clock)
         if (web := console_command(own, places)) is not None:

@@ -15,6 +15,10 @@ from ingest.events import AttemptStarted, CheckpointEvent, FaultInjected, RankEx
 from pipelines.demo.faults import Outcome
 from recovery.action import Action, Incident, Receipt
 
+COLUMNS = (
+    "fault", "detected as", "culprit", "action", "verdict", "first step", "resumed from", "lost", "tier", "",
+)  # fmt: skip
+
 
 class Show:
     """Prints the story as it happens; every line carries the seconds since the demo began."""
@@ -81,22 +85,16 @@ class Show:
                 )
 
     def table(self, outcomes: Sequence[Outcome], goodput: float | None) -> None:
-        """Fault by fault: what was concluded and done, each right or wrong."""
-        table = Table(
-            title="What Transom made of it", title_justify="left", box=None, pad_edge=False, header_style="bold"
-        )
-        for name in (
-            "fault",
-            "detected as",
-            "culprit",
-            "action",
-            "verdict",
-            "first step",
-            "resumed from",
-            "lost",
-            "tier",
-            "",
-        ):
+        """Fault by fault: what was concluded and done, each right or wrong; then the job's goodput."""
+        if outcomes:
+            self._faults(outcomes)
+        if goodput is not None:
+            counted = "steps that counted × median step time ÷ time since the first attempt began"
+            self._console.print(f"Goodput {goodput:.0%}: {counted}.")
+
+    def _faults(self, outcomes: Sequence[Outcome]) -> None:
+        table = Table(title="What Transom made of it", title_justify="left", box=None, pad_edge=False)
+        for name in COLUMNS:
             table.add_column(name, justify="right" if name in ("verdict", "first step", "lost") else "left")
         for outcome in outcomes:
             verdict, action = outcome.verdict, outcome.action
@@ -118,8 +116,7 @@ class Show:
             for reason in outcome.why:
                 self._console.print(f"[red]{outcome.fault.name}[/]: {reason}")
         right = sum(outcome.right for outcome in outcomes)
-        self._console.print(f"\n{right} of {len(outcomes)} faults handled right." + ("" if goodput is None else f" Goodput {goodput:.0%}: "
-            "steps that counted × median step time ÷ time since the first attempt began."))  # fmt: skip
+        self._console.print(f"\n{right} of {len(outcomes)} faults handled right.")
 
 
 def culprits_in_words(culprits: Sequence[Culprit]) -> str:
