@@ -97,6 +97,7 @@ class Engine:
         """Serve until stopped; then bring to disk what memory holds. `ready` is called once connections are
         taken."""
         with contextlib.ExitStack() as stack:
+            stack.callback(self._close_wake)
             listener = stack.enter_context(self._listen())
             stack.callback(self._unlink_socket)
             if threading.current_thread() is threading.main_thread():
@@ -144,8 +145,12 @@ class Engine:
         with contextlib.suppress(FileNotFoundError):
             self.config.socket_path.unlink()
         os.close(self._lock)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+
+    def _close_wake(self) -> None:
+        """A late `stop` must not write into whatever gets the number next."""
+        reading, writing, self._wake_write = self._wake_read, self._wake_write, -1
+        os.close(reading)
+        os.close(writing)
 
     def _accept(self, listener: socket.socket) -> None:
         number = 0

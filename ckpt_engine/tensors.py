@@ -39,7 +39,7 @@ class TensorDoor:
                 "for a DTensor its to_local()"
             )
         name = self._dtype_names.get(tensor.dtype)
-        if name is None or tensor.layout is not self.torch.strided or tensor.device.type == "meta":
+        if name is None or tensor.layout is not self.torch.strided or tensor.is_meta:
             raise TypeError(
                 f"{path} is a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device}, "
                 "which a checkpoint cannot hold"

@@ -611,6 +611,21 @@ def test_one_engine_for_one_socket(lab: Lab) -> None:
     assert lab.admin.status().node == "n0", "the first one goes on"
 
 
+def test_stopping_an_engine_that_has_ended_does_nothing(tmp_path: Path) -> None:
+    before = open_descriptors()
+    with engine_in_thread(tmp_path) as lab:
+        pass
+    assert open_descriptors() == before
+    reading, writing = os.pipe()  # gets the numbers that the engine had
+    os.set_blocking(reading, False)
+    for _ in range(3):
+        lab.engine.stop()
+    with pytest.raises(BlockingIOError):
+        os.read(reading, 1)
+    os.close(reading)
+    os.close(writing)
+
+
 def test_a_stale_socket_of_a_dead_engine_is_no_obstacle(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
         stale.bind(str(tmp_path / "n0.sock"))
