@@ -85,18 +85,15 @@ class EngineCatalog:
         agreed = newest_agreed(self.statuses(job), complete_steps(self._places.checkpoints(job)), places, before_step)
         return None if agreed is None else CheckpointChoice(step=agreed.step, tier=agreed.tier)
 
-    def reject_from(self, job: str, step: int, reason: str) -> None:
+    def reject_from(self, job: str, step: int, up_to_attempt: int, reason: str) -> None:
         """Tell one engine, which writes it where all look; where none answers, write it ourselves."""
         for admin in self._admins(job):
             try:
-                admin.reject_from(step, reason=reason)
+                admin.reject_from(step, up_to_attempt, reason)
             except EngineUnavailable:
                 continue
             return
-        directory = self._places.checkpoints(job)
-        attempts = [record.attempt for record in complete_steps(directory)]
-        if attempts:
-            add_rejection(directory, Rejection(step, max(attempts), reason), Storage(), "recovery")
+        add_rejection(self._places.checkpoints(job), Rejection(step, up_to_attempt, reason), Storage(), "recovery")
 
     def statuses(self, job: str) -> list[EngineStatus]:
         """What the engines that answer hold."""

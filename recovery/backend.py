@@ -127,8 +127,11 @@ class CheckpointCatalog(Protocol):
         """The newest step below `before_step`, complete and not rejected, that each (rank, node) can load."""
         ...
 
-    def reject_from(self, job: str, step: int, reason: str) -> None:
-        """Mark checkpoints of `step` and later as rejected, in every tier. Idempotent."""
+    def reject_from(self, job: str, step: int, up_to_attempt: int, reason: str) -> None:
+        """Reject `step` and later as attempts up to `up_to_attempt` saved them, in every tier. Idempotent.
+
+        A later attempt trains the same steps anew, and what it saves of them is good.
+        """
         ...
 
 
@@ -143,5 +146,5 @@ class NoCheckpoints:
     ) -> CheckpointChoice | None:
         return None
 
-    def reject_from(self, job: str, step: int, reason: str) -> None:
+    def reject_from(self, job: str, step: int, up_to_attempt: int, reason: str) -> None:
         return None

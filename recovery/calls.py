@@ -161,7 +161,7 @@ def choose_checkpoint(
     if obstacle is not None:
         return obstacle
     if plan.before_step is not None:
-        catalog.reject_from(job, plan.before_step, f"{plan.fault_class}, verdict {plan.verdict_id}")
+        catalog.reject_from(job, plan.before_step, attempt, f"{plan.fault_class}, verdict {plan.verdict_id}")
     places = predicted_places(observation, excluded, last_places)
     return Chosen(plan, observation, catalog.newest_complete(job, before_step=plan.before_step, places=places))
 
@@ -181,7 +181,7 @@ def finish_job(backend: Backend, job: str, outcome: Literal["finished", "failed"
 
 
 def reject_checkpoints(catalog: CheckpointCatalog, rejection: Rejection) -> Result:
-    catalog.reject_from(rejection.job, rejection.step, rejection.reason)
+    catalog.reject_from(rejection.job, rejection.step, rejection.attempt, rejection.reason)
     return Done()
 
 

@@ -342,8 +342,14 @@ def _culprit_words(verdict: Verdict) -> list[str]:
 
 
 def _reason(verdict: Verdict) -> str:
-    """The summary and the error text a person needs, bounded."""
-    texts = [verdict.summary, *(item.text for item in verdict.evidence if item.kind in ("log", "event"))]
+    """The summary and the error text a person needs, bounded; not what its victims say of their lost peers."""
+    named = {culprit.rank for culprit in verdict.culprits}
+    said = [
+        item
+        for item in verdict.evidence
+        if item.kind in ("log", "event") and (not named or item.rank is None or item.rank in named)
+    ]
+    texts = [verdict.summary, *(item.text for item in said)]
     return "\n".join(dict.fromkeys(text for text in texts if text))[:REASON_CHARACTERS_MAX]
 
 

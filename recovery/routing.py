@@ -105,7 +105,7 @@ class Router:
         self.store.exclude(verdict.job, nodes, verdict.verdict_id, now)
         if step is not None:
             why = f"{verdict.fault_class}, verdict {verdict.verdict_id}"
-            self.store.reject(Rejection(verdict.job, step, why, verdict.verdict_id))
+            self.store.reject(Rejection(verdict.job, step, verdict.attempt, why, verdict.verdict_id))
         told = [f"node {node} excluded from the next start" for node in nodes]
         told += [f"checkpoints from step {step} rejected"] if step is not None else []
         return "".join(f"; {one}" for one in told)

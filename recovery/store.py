@@ -317,14 +317,13 @@ class RecoveryStore:
             "SELECT step FROM rejections WHERE job=? AND verdict_id=?", rejection.job, rejection.verdict_id
         )
         if known is None or rejection.step < known[0]:
-            values = (rejection.job, rejection.step, rejection.reason, rejection.verdict_id)
-            self._write("INSERT OR REPLACE INTO rejections VALUES (?,?,?,0,?)", *values)
+            values = (rejection.job, rejection.step, rejection.attempt, rejection.reason, rejection.verdict_id)
+            self._write("INSERT OR REPLACE INTO rejections VALUES (?,?,?,?,0,?)", *values)
 
     def open_rejections(self) -> list[Rejection]:
         """Rejections that no catalog has confirmed yet."""
-        return [
-            Rejection(*row) for row in self._all("SELECT job, step, reason, verdict_id FROM rejections WHERE done = 0")
-        ]
+        rows = self._all("SELECT job, step, attempt, reason, verdict_id FROM rejections WHERE done = 0")
+        return [Rejection(*row) for row in rows]
 
     def rejection_done(self, rejection: Rejection) -> None:
         self._write(

@@ -47,8 +47,8 @@ CREATE TABLE exclusions (
     job TEXT NOT NULL, node TEXT NOT NULL, at REAL NOT NULL, verdict_id TEXT NOT NULL,
     PRIMARY KEY (job, node));
 CREATE TABLE rejections (
-    job TEXT NOT NULL, step INTEGER NOT NULL, reason TEXT NOT NULL, done INTEGER NOT NULL DEFAULT 0,
-    verdict_id TEXT NOT NULL, PRIMARY KEY (job, verdict_id));
+    job TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL, reason TEXT NOT NULL,
+    done INTEGER NOT NULL DEFAULT 0, verdict_id TEXT NOT NULL, PRIMARY KEY (job, verdict_id));
 CREATE TABLE stacks (
     job TEXT NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, at REAL NOT NULL, text TEXT NOT NULL,
     PRIMARY KEY (job, attempt, rank));
@@ -136,9 +136,10 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Checkpoints of `step` and later are to be rejected; asked again until the catalog has done it."""
+    """Checkpoints of `step` and later, of `attempt` and older, are to be rejected; asked until it is done."""
 
     job: str
     step: int
+    attempt: int
     reason: str
     verdict_id: str

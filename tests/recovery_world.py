@@ -122,7 +122,7 @@ class Catalog:
     """Checkpoints that every rank can load from memory."""
 
     steps: set[int] = field(default_factory=lambda: {5, 10})
-    rejected: list[tuple[int, str]] = field(default_factory=list)
+    rejected: list[tuple[int, int, str]] = field(default_factory=list)
     asked: list[tuple[int | None, list[tuple[int, str]]]] = field(default_factory=list)
 
     def newest_complete(
@@ -132,8 +132,8 @@ class Catalog:
         fit = [step for step in self.steps if before_step is None or step < before_step]
         return CheckpointChoice(max(fit), "memory") if fit else None
 
-    def reject_from(self, job: str, step: int, reason: str) -> None:
-        self.rejected.append((step, reason))
+    def reject_from(self, job: str, step: int, up_to_attempt: int, reason: str) -> None:
+        self.rejected.append((step, up_to_attempt, reason))
         self.steps = {one for one in self.steps if one < step}
 
 

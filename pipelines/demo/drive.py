@@ -125,14 +125,16 @@ class Demo:
         parameters = dict(fault.parameters)
         outcome = Outcome(fault, 0.0, before.step, node=node)
         if fault.at_step:
-            # far enough ahead that every rank hears of it before it gets there
-            parameters["at_step"] = float(max(before.highest_step.values()) + 4)
-            outcome.bad_step = int(parameters["at_step"]) if fault.fault_class == "nan" else None
+            parameters["at_step"] = float(max(before.highest_step.values()) + 4)  # the rank tells where it really fired
         outcome.injected_at = self._clock.now()
         self._injector.inject(JOB, fault.rank, fault.inject, parameters)
         self._story.wait_for(lambda: self._handled(fault, before, known), FAULT_SECONDS_MAX, self._each)
         until = self._clock.monotonic() + QUIET_SECONDS
         self._story.wait_for(lambda: self._clock.monotonic() > until, QUIET_SECONDS * 2, self._each)
+        done = next((done for done in reversed(self._story.faults) if done.rank == fault.rank), None)
+        if done is not None:
+            outcome.injected_at = done.at
+            outcome.bad_step = int(done.parameters["step"]) if fault.fault_class == "nan" else None
         judge(outcome, self._story, before, known)
         self._show.say(
             "demo",

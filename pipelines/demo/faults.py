@@ -88,6 +88,9 @@ def judge(outcome: Outcome, story: Story, before: AttemptStory, known: set[str])
     named = [(culprit.rank, culprit.node) for culprit in revisions[-1].culprits]
     expected = [(None, outcome.node)] if fault.culprit_is_node else [(fault.rank, outcome.node)]
     outcome.culprit_right = named == expected
+    if outcome.bad_step is not None and revisions[-1].first_bad_step != outcome.bad_step:
+        outcome.class_right = False
+        outcome.why.append(f"first bad step {revisions[-1].first_bad_step}, not {outcome.bad_step}")
     if not outcome.culprit_right:
         outcome.why.append(f"culprit {named}, not {expected}")
     _judge_action(outcome, story, revisions)

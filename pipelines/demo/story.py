@@ -10,7 +10,7 @@ from detectors.verdict import Verdict
 from ingest.bus import Consumer
 from ingest.clock import Clock
 from ingest.codec import Codec, Undecodable
-from ingest.events import AttemptStarted, CheckpointEvent, Metrics, RankExited
+from ingest.events import AttemptStarted, CheckpointEvent, FaultInjected, Metrics, RankExited
 from recovery.action import RECOVERY_TYPES, Action, Incident, Receipt
 
 POLL_SECONDS = 0.1
@@ -60,6 +60,7 @@ class Story:
         self.incidents: dict[str, Incident] = {}
         self.complete_at: dict[tuple[int, int], float] = {}  # (attempt, step): when all its shards were on disk
         self.rejected_from: list[CheckpointEvent] = []
+        self.faults: list[FaultInjected] = []
         self.loaded_tiers: dict[int, dict[int, str]] = {}  # attempt: rank: tier
 
     @property
@@ -97,6 +98,8 @@ class Story:
             self._note_steps(message)
         elif isinstance(message, AttemptStarted):
             self.attempts[message.attempt] = AttemptStory(message)
+        elif isinstance(message, FaultInjected):
+            self.faults.append(message)
         elif isinstance(message, RankExited) and message.attempt in self.attempts:
             self.attempts[message.attempt].exits.append(message)
         elif isinstance(message, CheckpointEvent):

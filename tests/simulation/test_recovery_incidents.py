@@ -105,7 +105,7 @@ def test_nan_rejects_and_resumes_before_the_first_bad_step(tmp_path: Path) -> No
     world.send(verdict("nan", first_bad_step=10))
     world.run()
     assert world.backend.starts[-1].resume_step == 5
-    assert [step for step, _ in world.catalog.rejected] == [10]
+    assert [(step, attempt) for step, attempt, _ in world.catalog.rejected] == [(10, 1)]
     assert world.catalog.asked[0][0] == 10, "the catalog is told, even if the rejection should be lost"
     action = world.actions()["job/1/restart"]
     assert (action.reject_from_step, action.resume_step) == (10, 5)
@@ -253,7 +253,7 @@ def test_a_stale_verdict_excludes_and_rejects_but_restarts_nothing(tmp_path: Pat
     assert world.states()["late"] == world.states()["bad"] == "ignored"
     assert "stale attempt" in world.actions()["job/1/ignore/late"].rule
     assert world.store.excluded(JOB) == ("n1",)
-    assert [step for step, _ in world.catalog.rejected] == [7]
+    assert [(step, attempt) for step, attempt, _ in world.catalog.rejected] == [(7, 1)]  # attempt 2 trains step 7 anew
     assert world.store.open_rejections() == []
 
 
@@ -381,10 +381,10 @@ def test_a_catalog_that_fails_is_asked_again_and_nothing_starts_meanwhile(tmp_pa
     world = World(tmp_path)
     working, broken = world.catalog.reject_from, [True]
 
-    def reject(job: str, step: int, reason: str) -> None:
+    def reject(job: str, step: int, up_to_attempt: int, reason: str) -> None:
         if broken[0]:
             raise OSError("engine of n0 does not answer")
-        working(job, step, reason)
+        working(job, step, up_to_attempt, reason)
 
     world.catalog.reject_from = reject  # type: ignore[method-assign]
     world.send(verdict("nan", first_bad_step=10))

@@ -82,6 +82,16 @@ def test_a_user_error_stops_the_job_with_its_text() -> None:
     assert text in plan.reason
 
 
+def test_what_victims_say_of_their_lost_peers_is_not_told_to_the_job() -> None:
+    said = (
+        Evidence(kind="log", text="its own", at=1.0, rank=1),
+        Evidence(kind="log", text="Connection closed", at=1.1, rank=2),
+    )
+    reason = plan_for(verdict("user_error", evidence=said)).reason
+    assert "its own" in reason
+    assert "Connection closed" not in reason
+
+
 def test_nan_resumes_before_the_first_bad_step() -> None:
     plan = plan_for(verdict("nan", first_bad_step=9, onset_step=10))
     assert (plan.verb, plan.before_step) == ("restart", 9)
