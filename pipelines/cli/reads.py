@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from pipelines.cli.options import AsJson, Config, StateDir, settings_from
 
@@ -32,22 +32,12 @@ def incidents(
     if not page.incidents:
         typer.echo("No incidents. `transom demo` shows some; `transom run` starts a job that is watched.")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", "attempt", "class", "culprit", "status", "action", "what", "id"):
-        table.add_column(name, overflow="fold")
+    console = Console(highlight=False, soft_wrap=True)
     for view in page.incidents:
-        action = view.action.verb if view.action else "–"
-        table.add_row(
-            view.job,
-            str(view.attempt),
-            view.fault_class,
-            _culprits(view),
-            view.state or view.status,
-            action,
-            view.summary,
-            view.incident_id,
-        )
-    Console(highlight=False).print(table)
+        done = view.action.verb.replace("_", " ") if view.action else "nothing decided"
+        words = (f"{view.job} #{view.attempt}", _culprits(view), view.state or view.status, done, view.incident_id)
+        console.print(f"[bold]{view.fault_class}[/]  " + "  ·  ".join(words))
+        console.print(f"    {escape(view.summary)}")
 
 
 def verdicts(

@@ -8,6 +8,7 @@ from typing import Any
 
 from detectors.verdict import Verdict
 from recovery.action import Action, Command, Incident, Receipt
+from recovery.incident import TERMINAL
 
 from .shapes import ActionView, IncidentPage, IncidentView
 
@@ -36,7 +37,9 @@ class IncidentState:
 
     @property
     def is_open(self) -> bool:
-        """By the verdict; an incident whose verdict has not come yet is open."""
+        """Until its verdict is closed, or recovery is done with it: a job that was stopped never closes its verdict."""
+        if self.recovery_state() in TERMINAL:
+            return False
         return self.verdict is None or self.verdict.status == "open"
 
     def fault_class(self) -> str:

@@ -124,7 +124,7 @@ class JobBook:
         match message:
             case Metrics():
                 self._metrics(state, message)
-            case AttemptStarted() if message.attempt == state.attempt:
+            case AttemptStarted():
                 self._started(state, message)
             case AttemptEnded() if message.attempt == state.attempt:
                 self._ended(state, message)
@@ -165,12 +165,14 @@ class JobBook:
             state.metric_names.update(message.columns)
 
     def _started(self, state: JobState, message: AttemptStarted) -> None:
+        first = message.at if state.first_started_at is None else state.first_started_at
+        state.first_started_at = min(first, message.at)  # metrics may have told of a later attempt before
+        if message.attempt != state.attempt:
+            return
         state.nodes.update(place.node for place in message.places)
         state.world_size = message.world_size
         if state.started_at is None:
             state.started_at = message.at
-        if state.first_started_at is None:
-            state.first_started_at = message.at
         if message.resume_step is not None:
             state.last_step = max(state.last_step, message.resume_step)
 

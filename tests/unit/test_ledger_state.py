@@ -169,6 +169,24 @@ def test_topics_may_come_in_any_order() -> None:
     assert msgspec.structs.replace(forward, seq=0) == msgspec.structs.replace(backward, seq=0)
 
 
+def test_an_incident_that_recovery_is_done_with_is_open_no_more() -> None:
+    """A job that was stopped starts no attempt that would close its verdict."""
+    told_to_stop = told(
+        attempt_started(), verdict(), transition(state="finishing"), transition(sequence=1, state="stopped")
+    )
+    assert only_job(told_to_stop).open_incidents == 0
+    assert incident(told_to_stop).status == "closed"
+    assert only_job(told(attempt_started(), verdict(), transition(state="held"))).open_incidents == 1
+
+
+def test_goodput_counts_from_the_first_attempt_in_whatever_order_the_topics_come() -> None:
+    later = [metrics(step, attempt=2, at=1100.0 + step, train_step_duration=1.0) for step in range(50, 60)]
+    started = [attempt_started(1, at=1000.0), attempt_started(2, at=1090.0, resume_step=49)]
+    in_order, metrics_first = told(*started, *later), told(*later, *started)
+    assert only_job(in_order, 1160.0).goodput is not None
+    assert only_job(metrics_first, 1160.0).goodput == only_job(in_order, 1160.0).goodput
+
+
 def test_an_incident_without_its_verdict_says_so() -> None:
     view = incident(told(action()))
     assert (view.fault_class, view.status, view.onset_at) == ("rank_lost", "open", None)
