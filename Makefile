@@ -14,7 +14,7 @@ test: setup
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: setup
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m pytest -q tests/arch/test_licences.py
 
 fmt: setup
 	@$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .
