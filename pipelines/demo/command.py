@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
@@ -12,9 +13,10 @@ from rich.console import Console
 from ingest.clock import Clock
 from pipelines.broker.broker import LocalBroker
 from pipelines.children import Children
-from pipelines.console import console_address, console_command
+from pipelines.console import ConsolePlan, PortTaken, console_plan, has_streamlit
 from pipelines.demo.drive import Demo, DemoOptions, figures
 from pipelines.demo.show import Show
+from pipelines.extras import require
 from pipelines.figures import write_figures
 from pipelines.open_bus import open_bus
 from pipelines.places import Places
@@ -63,6 +65,8 @@ def run_demo(
     caches: Path,
 ) -> int:
     """Run it; 0 only if every fault was handled right and nothing else was said. `stay`: keep the console open."""
+    require("ckpt", "the demo trains a real job, which (PyTorch)")
+    require("ledger", "the demo (record)")
     began = clock.monotonic()
     show = Show(console, clock)
     state = settings.make_state_dir() / "demo" / f"{int(clock.now()):x}"
@@ -78,10 +82,11 @@ def run_demo(
             f"state folder {state}; its {config.name} sets gpu_lost and node_lost to 'auto' (default: 'observe') "
             "and a short probation",
         )
+        plan = _console(own, places)
         start_services(children, places, arguments, clock)
-        if (web := console_command(own, places)) is not None:
-            children.start("console", web)
-            show.say("console", console_address(own, places), "magenta")
+        if plan is not None:
+            children.start("console", plan.command)
+            show.say("console", plan.url, "magenta")
         result = Demo(options, places, bus, children, show, clock, arguments).run()
         show.table(result.outcomes, result.goodput)
         measured = figures(result, clock.monotonic() - began)
@@ -90,19 +95,30 @@ def run_demo(
         if not options.faults:
             console.print(f"{result.false_verdicts} verdicts in a run without faults (right: 0).")
         if result.problem:
-            console.print(f"[red]{result.problem}[/]")
+            console.print(result.problem, style="red", markup=False)
         if json_file is not None:
             write_figures(
                 json_file, measured, faults=[_row(outcome) for outcome in result.outcomes], problem=result.problem
             )
         recording = places.recordings / "demo"
         if recording.exists():
-            console.print(f"Replay it: transom replay {recording}")
-        if stay and not stop.is_set():
-            show.say("console", f"{console_address(own, places)} stays open until Ctrl-C", "magenta")
-            stop.wait()
+            console.print(f"Replay it: transom replay {recording}", markup=False, soft_wrap=True)
+        if stay and plan is not None and not stop.is_set():
+            show.say("console", f"{plan.url} stays open until Ctrl-C", "magenta")
+            with suppress(KeyboardInterrupt):  # the demo is over: its exit code says how it went
+                stop.wait()
         bus.close()
     return 0 if result.right else 1
+
+
+def _console(own: Settings, places: Places) -> ConsolePlan | None:
+    """The demo's console; on any free port where the usual one is taken. None without Streamlit."""
+    if not has_streamlit():
+        return None
+    try:
+        return console_plan(own, places)
+    except PortTaken:
+        return console_plan(own.model_copy(update={"console": own.console.model_copy(update={"port": 0})}), places)
 
 
 def _write_settings(state: Path, settings: Settings, servers: str | None, clock: Clock) -> Path:

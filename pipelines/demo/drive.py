@@ -28,6 +28,7 @@ STEADY_STEPS = 40  # the straggler rule learns a rank's own pace from steps 20 t
 SETTLE_STEPS = 14  # new steps after a restart before the next fault: a save, and the detector's warm-up
 START_SECONDS_MAX = 150.0
 FAULT_SECONDS_MAX = 60.0
+PROGRESS_SECONDS = 5.0
 QUIET_SECONDS = 2.0  # after a fault was handled: whatever else would be said has been said
 
 
@@ -80,7 +81,8 @@ class Demo:
         self._injector = Injector(places, clock)
         self._result = DemoResult()
         self._job: Child | None = None
-        self._began_at = clock.now()
+        self._told_attempt = 0
+        self._progress_at = clock.monotonic()
 
     def run(self) -> DemoResult:
         """Start the job, do the faults, judge each."""
@@ -144,8 +146,24 @@ class Demo:
         return outcome
 
     def _each(self, messages: list[object]) -> None:
-        self._show.messages(messages)
+        self._tell(messages)
         self._children.check(but=self._job)
+
+    def _tell(self, messages: list[object]) -> None:
+        """What has come, that the job is back, and now and then how far it is."""
+        self._show.messages(messages)
+        current, now = self._story.current, self._clock.monotonic()
+        if current is None:
+            return
+        attempt = current.started.attempt
+        if current.first_step_at is not None and attempt > self._told_attempt:
+            self._told_attempt, self._progress_at = attempt, now
+            after = current.first_step_at - current.started.at
+            back = "trains" if attempt == 1 else "trains again"
+            self._show.say("job", f"{back}: step {current.step}, {after:.1f} s after the attempt was started", "green")
+        elif current.step >= 0 and now - self._progress_at >= PROGRESS_SECONDS:
+            self._progress_at = now
+            self._show.say("job", f"step {current.step}, {self._step_seconds() * 1000:.0f} ms a step", "dim")
 
     def _handled(self, fault: Fault, before: AttemptStory, known: set[str]) -> bool:
         story = self._story
@@ -168,7 +186,7 @@ class Demo:
         return self._story.wait_for(lambda: self._step() >= steps, seconds_max, self._each_while_the_job_lives)
 
     def _each_while_the_job_lives(self, messages: list[object]) -> None:
-        self._show.messages(messages)
+        self._tell(messages)
         self._children.check()
 
     def _step(self) -> int:

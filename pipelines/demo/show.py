@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +20,8 @@ COLUMNS = (
     "fault", "detected as", "culprit", "action", "verdict", "first step", "resumed from", "lost", "tier", "",
 )  # fmt: skip
 
+RULE_CLAUSES_MAX = 2  # of what decided; `transom explain` has all of it
+
 
 class Show:
     """Prints the story as it happens; every line carries the seconds since the demo began."""
@@ -27,6 +30,7 @@ class Show:
         self._console = console
         self._clock = clock
         self._began = clock.monotonic()
+        self._told: dict[str, str] = {}  # by verdict: what was said of it last; a revision may change nothing to see
 
     @property
     def seconds(self) -> float:
@@ -49,11 +53,10 @@ class Show:
     def _message(self, message: Any) -> None:
         match message:
             case Verdict():
-                word = "closed: " if message.status == "closed" else ""
-                text = f"{word}{message.fault_class} — {culprits_in_words(message.culprits)}. {message.summary}"
-                self.say("detect", text, "yellow" if message.status == "open" else "green")
+                self._verdict(message)
             case Action():
-                self.say("recover", f"{message.verb} ({message.mode}) — {message.rule}", "cyan")
+                rule = "; ".join(message.rule.split("; ")[:RULE_CLAUSES_MAX])
+                self.say("recover", f"{message.verb} ({message.mode}) — {rule}", "cyan")
             case Receipt() if message.outcome != "done" or message.text:
                 self.say("recover", f"{message.outcome}: {message.text}", "cyan")
             case Incident() if message.state in ("resolved", "held", "gave_up"):
@@ -83,6 +86,13 @@ class Show:
                     f"rank {message.rank} loaded step {message.step} from {message.tier} in {message.seconds:.2f} s",
                     "dim",
                 )
+
+    def _verdict(self, verdict: Verdict) -> None:
+        word = "closed: " if verdict.status == "closed" else ""
+        text = f"{word}{verdict.fault_class} — {culprits_in_words(verdict.culprits)}. {verdict.summary}"
+        if self._told.get(verdict.verdict_id) != text:
+            self._told[verdict.verdict_id] = text
+            self.say("detect", text, "yellow" if verdict.status == "open" else "green")
 
     def table(self, outcomes: Sequence[Outcome], goodput: float | None) -> None:
         """Fault by fault: what was concluded and done, each right or wrong; then the job's goodput."""
@@ -114,7 +124,7 @@ class Show:
         self._console.print(table)
         for outcome in outcomes:
             for reason in outcome.why:
-                self._console.print(f"[red]{outcome.fault.name}[/]: {reason}")
+                self._console.print(f"[red]{outcome.fault.name}[/]: {escape(reason)}")
         right = sum(outcome.right for outcome in outcomes)
         self._console.print(f"\n{right} of {len(outcomes)} faults handled right.")
 
