@@ -11,7 +11,7 @@ import msgspec
 
 from detectors.clues import TOPIC_OF, Place
 from ingest.bus import TopicPartition
-from ingest.events import AttemptStarted, Message, NodeHeartbeat, Topic
+from ingest.events import AttemptStarted, Message, Metrics, NodeHeartbeat, Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class MergeConfig:
     margin_seconds: float = 0.25  # below the heartbeats: what another topic may still be carrying
     node_silent_seconds: float = 2.0  # of event time; a node silent for longer holds nothing back
     lateness_seconds: float = 3.0  # of wall time; when everything is silent, order is settled this far behind now
+    outage_seconds: float = 2.0  # a node's messages that are so much later than its last ones were held up by the bus
+    reconnect_seconds: float = 10.0  # of bus time: so long after an outage no silence means anything
     messages_max: int = 200_000  # held back at most; beyond it the oldest are released early
     gap_max: int = 256  # sequences of one stream seen ahead of a gap before the gap is given up
 
@@ -65,6 +67,9 @@ class _State(msgspec.Struct):
     streams: dict[str, _Stream] = {}
     duplicates: int = 0
     late: int = 0
+    delays: dict[str, float] = {}  # by node: the bus's time less the producer's, of its last message
+    bus_at: float = 0.0  # the bus's time of the last message
+    reconnecting_until: float = 0.0  # of bus time
 
 
 class Merge:
@@ -72,6 +77,9 @@ class Merge:
 
     The watermark is the oldest "last heartbeat" of the job's live nodes, less a margin. A topic that the consumer
     has not yet read to its end (`lagging`) holds the watermark at the newest message seen of it.
+
+    Messages that lay with their producers while the bus was away come back node by node. Who is not back yet is not
+    silent: for a while after an outage every node that the watermark has not passed is waited for.
     """
 
     def __init__(self, config: MergeConfig | None = None) -> None:
@@ -81,6 +89,7 @@ class Merge:
         self._late: list[Merged] = []
         self._newest_of: dict[Topic, float] = {}
         self._count = 0
+        self._reconnecting = False
 
     @property
     def watermark(self) -> float | None:
@@ -95,9 +104,14 @@ class Merge:
     def late(self) -> int:
         return self._state.late
 
-    def put(self, message: Message, place: Place | None = None) -> None:
-        """Take one message; a sequence that its producer's stream has shown already is dropped and counted."""
+    def put(self, message: Message, place: Place | None = None, appended_at: float | None = None) -> None:
+        """Take one message; a sequence that its producer's stream has shown already is dropped and counted.
+
+        `appended_at` is when the bus took it.
+        """
         state = self._state
+        if appended_at is not None:
+            self._note_bus(message, appended_at)
         topic = TOPIC_OF[type(message)]
         self._newest_of[topic] = max(self._newest_of.get(topic, message.at), message.at)
         state.newest_at = max(state.newest_at, message.at)
@@ -133,6 +147,10 @@ class Merge:
 
     def advance(self, now: float, lagging: Collection[Topic] = ()) -> None:
         """Wall time is `now`: when nothing newer than `now` less the lateness has come, stop waiting for it."""
+        bus_now = self._state.bus_at if lagging else now  # who catches up with an old outage waits as one did then
+        self._reconnecting = bus_now < self._state.reconnecting_until
+        if self._reconnecting:
+            return
         limit = now - self.config.lateness_seconds
         if self._state.newest_at <= limit:
             self._raise_to(self._limit(limit, lagging))
@@ -162,6 +180,18 @@ class Merge:
         merge._state = msgspec.convert(state, _State)
         return merge
 
+    def _note_bus(self, message: Message, appended_at: float) -> None:
+        """See the end of an outage: a difference of delays, so that a node's clock may be wrong."""
+        state = self._state
+        state.bus_at = max(state.bus_at, appended_at)
+        if not isinstance(message, Metrics | NodeHeartbeat):  # those are sent as soon as they are stamped
+            return
+        delay = appended_at - message.at
+        if delay - state.delays.get(message.node, delay) > self.config.outage_seconds:
+            state.reconnecting_until = appended_at + self.config.reconnect_seconds
+            self._reconnecting = True
+        state.delays[message.node] = delay
+
     def _note_nodes(self, message: Message) -> None:
         state = self._state
         if message.attempt > state.attempt:
@@ -178,6 +208,9 @@ class Merge:
         beats = self._state.heartbeats.values()
         if not beats:
             return None
+        passed = self._state.watermark
+        if self._reconnecting and passed is not None:
+            return min((at for at in beats if at > passed), default=passed) - self.config.margin_seconds
         newest = max(beats)
         return min(at for at in beats if at >= newest - self.config.node_silent_seconds) - self.config.margin_seconds
 

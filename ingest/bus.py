@@ -123,7 +123,10 @@ class Consumer(Protocol):
         ...
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Records on the bus that this member has not been given yet, for each partition it owns."""
+        """Records on the bus that this member has not been given yet, for each partition it owns.
+
+        After a poll that gave nothing this is the bus's own answer. Raises BusUnavailable where it gives none.
+        """
         ...
 
     def close(self) -> None:

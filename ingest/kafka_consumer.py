@@ -104,6 +104,7 @@ class KafkaBusConsumer:
         self._seeks: dict[TopicPartition, int] = {}  # made while the library was polling; done before its next poll
         self._pending: deque[Record] = deque()  # fetched, not given yet
         self._idle_seconds = 0.0  # spent in polls that gave nothing, since the last one that did
+        self._gave = False  # whether the last poll gave records
         self._in_callback = False
         self._closed = False
         self._connection: _Connection | None = self._open()
@@ -117,6 +118,7 @@ class KafkaBusConsumer:
         if not self._pending:
             self._poll_library(records_max, began + timeout_seconds)
         records = self._give(records_max)
+        self._gave = bool(records)
         if records:
             self._idle_seconds = 0.0
         else:
@@ -159,7 +161,8 @@ class KafkaBusConsumer:
 
     def lag(self) -> dict[TopicPartition, int]:
         # What the last fetches told costs nothing; asking the broker waits behind a fetch that is out (half a second).
-        ends = self._fetched_ends() or self._end_offsets()
+        # Where nothing came it may be the broker that is gone, and the last fetches tell of the time before.
+        ends = (self._fetched_ends() if self._gave else None) or self._end_offsets()
         return {place: max(0, ends.get(place, at) - at) for place, at in self._positions.items()}
 
     def close(self) -> None:

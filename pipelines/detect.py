@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -25,12 +27,15 @@ from pipelines.detection import Detection, PartitionState
 from pipelines.places import Places
 from pipelines.room_configs import detector_config
 from pipelines.settings import Settings
+from pipelines.silence import Silence
 
 GROUP = "detect"
 RECORDS_MAX = 2_000
 POLL_SECONDS = 0.05
 FLUSH_SECONDS_MAX = 30.0
+SAVE_FLUSH_SECONDS_MAX = 3.0  # a process that should end, or give up a partition, has no more
 RETRY_SECONDS = 1.0
+STATE = "state"  # the array that holds the JSON; all others are named <job>|<array>
 
 
 class Detect:
@@ -50,15 +55,18 @@ class Detect:
         ensemble.preload()  # PyOD takes seconds to import; a first fit in mid-stream would hold up every verdict
         if ensemble.reason:
             self._tell(f"detect: {ensemble.reason}")
+        self._silence = Silence(clock.now())
+        self._resume: dict[TopicPartition, int] = {}  # where the states that were loaded want to read on
         self._seeks: dict[TopicPartition, int] = {}
         self._partitions: set[int] = set()
+        self._unflushed = False  # verdicts or dead letters that may not be on the bus yet
         self._saved_at = clock.monotonic()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ready.unlink(missing_ok=True)
 
     def run(self, stop: Event) -> None:
         """Until `stop`; an unreachable bus is waited for."""
-        producer = self._bus.producer()
+        producer = self._producer = self._bus.producer()
         consumer = self._bus.consumer(GROUP, JOB_TOPICS, on_assign=self._assigned, on_revoke=self._revoked)
         try:
             while not stop.is_set():
@@ -67,7 +75,10 @@ class Detect:
                 except BusUnavailable as error:
                     self._tell(f"detect: {error}; trying again")
                     stop.wait(RETRY_SECONDS)
-            self._save_all()
+            try:
+                self._save_all()
+            except BusUnavailable as error:
+                self._tell(f"detect: {error}; the next start reads again from the last saved state")
         finally:
             self._ready.unlink(missing_ok=True)
             consumer.close()
@@ -82,26 +93,40 @@ class Detect:
             records = [record for record in records if record.place not in seeks]
         if not self._ready.exists() and consumer.assignment():
             self._ready.touch(mode=0o600)
+        self._listen(consumer, heard=bool(records))
         for record in records:
             reason = self._detection.feed(record)
             if reason is not None:
+                self._unflushed = True
                 producer.send(*dead_letter(record, reason, self._clock))
         lagging = self._lagging(consumer) if records else set()
-        verdicts = self._detection.conclude(self._clock.now(), lagging)
-        for verdict in verdicts:
+        for verdict in self._detection.conclude(self._silence.heard_until, lagging):
             self._publish(producer, verdict)
-        if verdicts or records:
-            producer.flush(FLUSH_SECONDS_MAX)
+        self._flush()
         if self._clock.monotonic() - self._saved_at >= self._settings.state_seconds and records:
             self._save_all()
             consumer.commit()
 
+    def _listen(self, consumer: Consumer, *, heard: bool) -> None:
+        """Learn whether the bus is there; where it is not, nobody's silence means anything."""
+        now = self._clock.now()
+        if heard or not consumer.assignment():
+            self._silence.answered(now)
+        elif self._silence.should_ask(now) and not any(consumer.lag().values()):
+            self._silence.answered(self._clock.now())
+
     def _publish(self, producer: Producer, verdict: Verdict) -> None:
         encoded = self._codec.encode(verdict)
+        self._unflushed = True
         producer.send(encoded.topic, encoded.key, encoded.headers, encoded.value)
         self._tell(
             f"{verdict.status} {verdict.fault_class}: {verdict.summary} [{verdict.verdict_id}#{verdict.revision}]"
         )
+
+    def _flush(self, seconds: float = FLUSH_SECONDS_MAX) -> None:
+        if self._unflushed:
+            self._producer.flush(seconds)
+            self._unflushed = False
 
     @staticmethod
     def _lagging(consumer: Consumer) -> set[Topic]:
@@ -112,50 +137,51 @@ class Detect:
             self._partitions.add(partition)
             loaded = read_state(self._folder, partition)
             if loaded is not None:
-                offsets = self._detection.load(partition, *loaded, now=self._clock.now())
-                self._seeks |= {place: at for place, at in offsets.items() if place in places}
+                self._resume |= self._detection.load(partition, *loaded, now=self._clock.now())
+        self._seeks |= {place: self._resume.pop(place) for place in places if place in self._resume}
 
     def _revoked(self, places: frozenset[TopicPartition]) -> None:
-        for partition in {place.partition for place in places} & self._partitions:
-            write_state(self._folder, partition, *self._detection.save(partition))
+        revoked = {place.partition for place in places} & self._partitions
+        try:
+            self._save(revoked)
+        except BusUnavailable as error:  # whoever is next reads again from the state before, and says the same
+            self._tell(f"detect: {error}; partitions {sorted(revoked)} are left as they were saved last")
+        for partition in revoked:
             self._detection.drop(partition)
             self._partitions.discard(partition)
+        for asked in (self._resume, self._seeks):
+            for place in [place for place in asked if place.partition in revoked]:
+                del asked[place]
 
     def _save_all(self) -> None:
-        for partition in self._partitions:
-            write_state(self._folder, partition, *self._detection.save(partition))
+        self._save(self._partitions)
         self._saved_at = self._clock.monotonic()
+
+    def _save(self, partitions: Collection[int]) -> None:
+        """Verdicts first: a state that has them behind it must not be on disk before they are on the bus."""
+        self._flush(SAVE_FLUSH_SECONDS_MAX)
+        for partition in partitions:
+            write_state(self._folder, partition, *self._detection.save(partition))
 
 
 def write_state(folder: Path, partition: int, state: PartitionState, arrays: dict[str, NDArray[Any]]) -> None:
-    """Both files, each whole or not at all; the JSON names the npz it belongs to, and is renamed last."""
+    """One file, whole or not at all: another detector, which took the partition over, may be writing it too."""
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    name = f"partition-{partition}.{sum(state.offsets.values())}.npz"
-    _replace(folder / name, buffer.getvalue())
-    _replace(folder / f"partition-{partition}.json", msgspec.json.encode({"arrays": name, "state": state}))
-    for old in folder.glob(f"partition-{partition}.*.npz"):
-        if old.name != name:
-            old.unlink()
-
-
-def read_state(folder: Path, partition: int) -> tuple[PartitionState, dict[str, NDArray[Any]]] | None:
-    """What `write_state` wrote; None where there is nothing, or nothing that can be read: then the bus is read anew."""
-    try:
-        tree = msgspec.json.decode((folder / f"partition-{partition}.json").read_bytes())
-        state = msgspec.convert(tree["state"], PartitionState)
-        with np.load(folder / tree["arrays"], allow_pickle=False) as arrays:
-            return state, {name: arrays[name] for name in arrays.files}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    aside = path.with_name(path.name + ".tmp")
+    np.savez(buffer, allow_pickle=False, **{STATE: np.frombuffer(msgspec.json.encode(state), np.uint8)}, **arrays)
+    path = folder / f"partition-{partition}.npz"
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with aside.open("wb") as stream:
-        stream.write(content)
+        stream.write(buffer.getvalue())
         stream.flush()
         os.fsync(stream.fileno())
     aside.replace(path)
+
+
+def read_state(folder: Path, partition: int) -> tuple[PartitionState, dict[str, NDArray[Any]]] | None:
+    """What `write_state` wrote; None where there is nothing that can be read: then the group's offsets count."""
+    try:
+        with np.load(folder / f"partition-{partition}.npz", allow_pickle=False) as arrays:
+            state = msgspec.json.decode(arrays[STATE].tobytes(), type=PartitionState)
+            return state, {name: arrays[name] for name in arrays.files if name != STATE}
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.DecodeError):
+        return None

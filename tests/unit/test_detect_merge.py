@@ -118,3 +118,83 @@ def test_a_launchers_and_an_engines_counters_for_one_rank_do_not_hide_each_other
     )
     merge.put(RankExited(job="j", attempt=1, rank=0, node="node0", sequence=3, at=1.1, signal=9))
     assert merge.duplicates == 0
+
+
+def told(merge: Merge, node: str, times: list[float], appended_at: float | None = None) -> None:
+    """Heartbeats of a node, taken by the bus at once or all at one time."""
+    for at in times:
+        merge.put(beat(at, node, round(at * 10)), appended_at=at if appended_at is None else appended_at)
+
+
+def after_an_outage() -> Merge:
+    """Two nodes up to 10.0, then the bus is away until 18.0, when node0 brings what it had kept."""
+    merge = Merge()
+    for node in ("node0", "node1"):
+        told(merge, node, [9.6, 9.8, 10.0])
+    merge.take()
+    told(merge, "node0", [10.2, 14.0, 18.0], appended_at=18.0)
+    merge.advance(18.0)
+    merge.take()
+    return merge
+
+
+def test_after_an_outage_of_the_bus_a_node_that_is_not_back_yet_is_waited_for() -> None:
+    merge = after_an_outage()
+    assert merge.watermark == 9.75  # node1 is behind by 8 s, and not silent
+    merge.put(metrics(12.0, rank=2, node="node1"), appended_at=19.5)
+    told(merge, "node1", [10.2, 14.0, 18.0, 19.4], appended_at=19.5)
+    told(merge, "node0", [19.4])
+    merge.advance(19.5)
+    assert [entry.late for entry in merge.take() if isinstance(entry.message, Metrics)] == [False]
+    assert merge.watermark == 19.4 - 0.25
+
+
+def test_so_long_after_an_outage_a_node_that_says_nothing_is_silent() -> None:
+    merge = after_an_outage()
+    told(merge, "node0", [28.0])
+    merge.advance(28.1)
+    merge.take()
+    assert merge.watermark == 27.75
+
+
+def test_a_job_that_comes_back_after_an_outage_is_not_hurried_by_the_wall_clock() -> None:
+    merge = after_an_outage()
+    merge.advance(27.9)
+    merge.take()
+    assert merge.watermark == 9.75
+    merge.advance(28.1)
+    assert merge.watermark == 28.1 - 3.0
+
+
+def test_who_catches_up_with_an_old_outage_waits_as_one_did_then() -> None:
+    merge = after_an_outage()
+    merge.advance(5_000.0, {"events"})
+    merge.take({"events"})
+    assert merge.watermark == 9.75
+    restored = Merge.from_state(merge.to_state())
+    restored.advance(5_000.0, {"events"})
+    restored.take({"events"})
+    assert restored.watermark == 9.75
+
+
+def test_a_node_that_was_silent_before_the_outage_is_not_waited_for() -> None:
+    merge = Merge()
+    told(merge, "node1", [5.0])
+    told(merge, "node0", [9.8, 10.0])
+    merge.take()
+    told(merge, "node0", [10.2, 18.0], appended_at=18.0)
+    merge.advance(18.0)
+    merge.take()
+    assert merge.watermark == 17.75
+
+
+def test_a_clock_that_is_wrong_and_a_node_that_falls_silent_are_no_outage() -> None:
+    merge = Merge()
+    for at in (10.0, 10.2, 10.4):
+        merge.put(beat(at - 60.0, "node1", round(at * 10)), appended_at=at)
+    merge.advance(15.0)
+    assert merge.watermark == 15.0 - 3.0
+    told(merge, "node0", [10.0, 10.2, 10.4, 17.0, 17.2])
+    merge.advance(17.2)
+    merge.take()
+    assert merge.watermark == 17.2 - 0.25
