@@ -101,9 +101,14 @@ def watch(
     run = init()
     if not run.active:
         return dataloader
-    loader: Iterable[Batch] | None = _in_rank("ingest", "torch_timers").watch_training(
-        run, model, optimizer, dataloader
-    )
+    try:
+        timers = _in_rank("ingest", "torch_timers")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        sentence = "transom.watch needs PyTorch, which is not installed; run: pip install 'transom[ckpt]'"
+        raise ModuleNotFoundError(sentence, name=error.name) from None
+    loader: Iterable[Batch] | None = timers.watch_training(run, model, optimizer, dataloader)
     return loader
 
 

@@ -90,7 +90,13 @@ class Checkpointer:
         copy_threads: int = 1,
         retention_steps: int = 3,
     ) -> None:
-        import torch  # here, because a rank that saves nothing should not pay for it
+        try:
+            import torch  # here, because a rank that saves nothing should not pay for it
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "transom.Checkpointer needs PyTorch, which is not installed; run: pip install 'transom[ckpt]'",
+                name=error.name,
+            ) from None
 
         if not socket and not directory:
             raise ValueError("a Checkpointer needs the engine's socket or a directory; it has neither")

@@ -9,8 +9,8 @@ import typer
 from ckpt_engine.errors import CheckpointError
 from ingest.bus import BusError
 from pipelines.cli import checkpoints, jobs, machine, measures, reads, services
-from pipelines.doctor import EXTRAS
 from pipelines.errors import StatedError
+from pipelines.extras import extra_of
 from recovery.backend import BackendError
 from recovery.launcher.job_files import BrokenJobFile
 from recovery.lease import ControllerRuns
@@ -53,10 +53,10 @@ def main() -> None:
     except STATED as error:
         fail(str(error))
     except ModuleNotFoundError as error:
-        extra = next((extra for extra, (module, _) in EXTRAS.items() if error.name == module), None)
+        extra = extra_of(error.name or "")
         if extra is None:
             raise
-        fail(f"this needs {error.name}, which is not installed: pip install 'transom[{extra}]'")
+        fail(f"this needs {error.name}, which is not installed; run: pip install 'transom[{extra}]'")
 
 
 def fail(sentence: str) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import importlib.util
 import ipaddress
 import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
 from ingest.clock import Clock
 from pipelines.errors import StatedError
+from pipelines.extras import is_there, missing_extra
+from pipelines.ledger_address import ledger_address, read_token
 from pipelines.own_process import go_with_parent, step_back
 from pipelines.places import Places
 from pipelines.settings import ConsoleSettings, Settings
@@ -24,7 +24,6 @@ from pipelines.settings import ConsoleSettings, Settings
 UI_FOLDER = Path(__file__).resolve().parent.parent / "ui"
 APP = UI_FOLDER / "entry" / "app.py"
 THEME = UI_FOLDER / "config" / "theme.toml"
-TOKEN_LENGTH_MIN = 16
 CONSOLE_NICE = 5  # ranks come first, but a person waits: at 19 a busy machine never draws a page
 READY_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.1
@@ -32,6 +31,10 @@ POLL_SECONDS = 0.1
 
 class ConsoleRefused(StatedError):
     """The console cannot be started like this; the text is one sentence that says what to do."""
+
+
+class PortTaken(ConsoleRefused):
+    """Its port cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def plan_console(
     and `open_to_others` and a file with a login token were not both given.
     """
     if not has_streamlit():
-        raise ConsoleRefused("the console needs Streamlit: pip install 'transom[ui]'")
+        raise ConsoleRefused(str(missing_extra("ui", "the console (Streamlit)")))
     if not is_loopback(settings.host):
         if not open_to_others:
             raise ConsoleRefused(
@@ -79,36 +82,22 @@ def plan_console(
     return ConsolePlan(f"http://{shown}:{port}", settings.host, port, tuple(command))
 
 
-def read_token(file: Path) -> str:
-    """The token in a file, long enough to be one. Raises ConsoleRefused."""
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConsoleRefused(f"the token file {file} cannot be read ({error})") from error
-    if len(token) < TOKEN_LENGTH_MIN:
-        raise ConsoleRefused(f"the token in {file} has fewer than {TOKEN_LENGTH_MIN} characters; make a longer one")
-    return token
-
-
 def has_streamlit() -> bool:
-    return importlib.util.find_spec("streamlit") is not None
+    return is_there("streamlit")
 
 
-@lru_cache(maxsize=8)
-def _plan_for(host: str, port: int, ledger: Path) -> ConsolePlan:
-    return plan_console(ConsoleSettings(host=host, port=port), ledger)
-
-
-def console_command(settings: Settings, places: Places) -> tuple[str, ...] | None:
-    """The command for `Children.start` or exec; None without Streamlit. Raises ConsoleRefused."""
-    if not has_streamlit():
-        return None
-    return _plan_for(settings.console.host, settings.console.port, places.api_socket).command
-
-
-def console_address(settings: Settings, places: Places) -> str:
-    """Where that console answers; the same port as in the command, also where any free one was asked for."""
-    return _plan_for(settings.console.host, settings.console.port, places.api_socket).url
+def console_plan(
+    settings: Settings, places: Places, *, open_to_others: bool = False, login_token_file: Path | None = None
+) -> ConsolePlan:
+    """The console of these settings, over the ledger's socket or its TCP address. Raises as `plan_console` does."""
+    where = ledger_address(settings, places)
+    return plan_console(
+        settings.console,
+        where.address,
+        ledger_token_file=where.token_file,
+        open_to_others=open_to_others,
+        login_token_file=login_token_file,
+    )
 
 
 def streamlit_flags(host: str, port: int) -> tuple[str, ...]:
@@ -145,14 +134,15 @@ def is_loopback(host: str) -> bool:
 
 
 def free_port(host: str, port: int) -> int:
-    """`port` if it can be had, any free one for 0. Raises ConsoleRefused where it is taken or not ours."""
+    """`port` if it can be had, any free one for 0. Raises PortTaken where it is taken or not ours."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.create_server((host, port), family=family) as probe:
             return int(probe.getsockname()[1])
     except OSError as error:
-        raise ConsoleRefused(
-            f"the console cannot listen on {host}:{port} ({error.strerror or error}); "
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+        raise PortTaken(
+            f"the console cannot listen on {host}:{port} ({why}); "
             "choose another port with --port or TRANSOM_CONSOLE__PORT (0: any free one)"
         ) from error
 
@@ -210,4 +200,7 @@ def become_streamlit(words: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    become_streamlit(sys.argv[1:])
+    try:
+        become_streamlit(sys.argv[1:])
+    except StatedError as refusal:
+        sys.exit(f"transom: {refusal}")

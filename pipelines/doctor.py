@@ -9,25 +9,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from ingest.bus import BusError
 from ingest.clock import Clock
+from pipelines.extras import EXTRAS, is_there
 from pipelines.open_bus import open_bus
 from pipelines.settings import Settings, SettingsError
 
 Grade = Literal["ok", "note", "missing"]
 
-EXTRAS = {  # extra: (the module that proves it, what works only with it)
-    "detect": ("pyod", "PyOD evidence in verdicts"),
-    "ledger": ("duckdb", "transom record, the API, the console's data"),
-    "ui": ("streamlit", "transom console"),
-    "ckpt": ("torch", "checkpoints in memory, the demo"),
-    "kafka": ("kafka", "the Kafka bus"),
-    "k8s": ("kubernetes", "the Kubernetes backend"),
-}
 FREE_BYTES_MIN = 2 * 2**30
 
 
@@ -63,7 +55,7 @@ def _python() -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     for extra, (module, use) in EXTRAS.items():
-        if find_spec(module) is not None:
+        if is_there(module):
             yield Finding(f"extra {extra}", "ok", use)
         else:
             yield Finding(f"extra {extra}", "note", f"without it: no {use}", f"pip install 'transom[{extra}]'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
@@ -26,6 +27,14 @@ def step_back(nice: int = NICE) -> None:
         return  # no autogroups in this kernel, or not ours to write: nice is all there is
 
 
+def tell(text: str) -> None:
+    """A line on standard error; where that goes to a full disk or nobody, saying it is not worth dying for."""
+    try:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - a person reads this
+    except OSError:
+        return
+
+
 def go_with_parent(environ: MutableMapping[str, str]) -> None:
     """Ask the kernel for SIGTERM when the parent that `Children` named ends; nothing where nobody was named."""
     parent = environ.pop(PARENT_VARIABLE, None)
@@ -36,11 +45,23 @@ def go_with_parent(environ: MutableMapping[str, str]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def stop_on_signal(also: Callable[[], None] | None = None) -> threading.Event:
-    """An event that SIGTERM and SIGINT set. Call from the main thread."""
-    stop = threading.Event()
+class Stop(threading.Event):
+    """Set by a signal, and knows which."""
 
-    def set_stop(_number: int, _frame: object) -> None:
+    number = 0
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell says it of a process that this signal ended: 130 after Ctrl-C."""
+        return 128 + self.number
+
+
+def stop_on_signal(also: Callable[[], None] | None = None) -> Stop:
+    """An event that SIGTERM and SIGINT set. Call from the main thread."""
+    stop = Stop()
+
+    def set_stop(number: int, _frame: object) -> None:
+        stop.number = number
         stop.set()
         if also is not None:
             also()

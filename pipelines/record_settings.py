@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.console import read_token
 from pipelines.ledger.ledger import LedgerConfig
+from pipelines.ledger_address import read_token
 from pipelines.places import Places
 from pipelines.record import RecordConfig
 from pipelines.settings import Settings, SettingsError
@@ -17,7 +17,7 @@ def record_config(settings: Settings, places: Places) -> RecordConfig:
     token = None
     if chosen.host is not None:
         if chosen.token_file is None:
-            raise SettingsError("record.host serves the ledger on TCP, which needs record.token_file")
+            raise SettingsError("record.host serves the ledger on TCP, which needs record.token_file; set that too")
         token = read_token(chosen.token_file)
     return RecordConfig(
         ledger_folder=places.ledger,

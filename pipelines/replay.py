@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from detectors.log_rules import RuleBook
@@ -101,6 +102,7 @@ def _told(verdict: Verdict) -> Verdict:
 
 def replay_recording(recording: Path, output: Path | None, settings: Settings, console: Console) -> Difference:
     """Replay a run directory, print the verdicts and how they differ from the live ones. Raises NotARecording."""
+    records = read_recording(recording)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("replaying", total=None)
 
@@ -110,9 +112,10 @@ def replay_recording(recording: Path, output: Path | None, settings: Settings, c
                     progress.update(task, completed=number, description=f"replaying, {number} messages")
                 yield record
 
-        result = replay_records(counted(read_recording(recording)), settings)
+        result = replay_records(counted(records), settings)
     for verdict in _newest(result.verdicts).values():
-        console.print(f"attempt {verdict.attempt}  [bold]{verdict.fault_class}[/]  {verdict.summary}", soft_wrap=True)
+        told = f"attempt {verdict.attempt}  [bold]{verdict.fault_class}[/]  {escape(verdict.summary)}"
+        console.print(told, soft_wrap=True)
     if not result.verdicts:
         console.print("No verdicts: nothing is wrong with this run.")
     difference = compare(result.live, result.verdicts)

@@ -25,6 +25,7 @@ from recovery.lease import is_held
 
 READY_SECONDS_MAX = 180.0  # a cold import of torch on a busy machine takes tens of seconds
 LOOK_SECONDS = 0.25
+RECOVERY_AWAY_SECONDS_MAX = 60.0  # while it is started again after a fall
 
 
 class JobRefused(StatedError):
@@ -52,9 +53,11 @@ def node_names(spec: JobSpec, options: RunOptions) -> tuple[str, ...]:
 def register_job(places: Places, spec: JobSpec, options: RunOptions) -> None:
     """Write what is to be run. Raises JobRefused where a job of that name has already run: terminal stays terminal."""
     folder = places.job(checked_name("job", spec.job))
-    if (folder / "job.json").exists():
-        raise JobRefused(f"there is already a job {spec.job!r} in {places.state}; choose another --job name")
-    (folder / "nodes").mkdir(mode=0o700, parents=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError as error:
+        raise JobRefused(f"there is already a job {spec.job!r} in {places.state}; choose another --job name") from error
+    (folder / "nodes").mkdir(mode=0o700)
     places.checkpoints(spec.job).mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "run.json").write_bytes(msgspec.json.encode(options))
     (folder / "job.json").write_bytes(msgspec.json.encode(spec))
@@ -89,6 +92,7 @@ class JobRun:
         self._options = options
         self._clock = clock
         self._places = Places.of(settings)
+        self._recovered_at = float("-inf")  # when recovery was seen last
         self._backend = LocalBackend(self._places.jobs, clock, random)
 
     def run(self, stop: threading.Event, tell: Callable[[str], None], environ: dict[str, str]) -> int:
@@ -97,13 +101,13 @@ class JobRun:
         with Children(self._places.logs, self._clock) as children:
             launchers = self._start_processes(children, environ)
             step_back()  # only now: ranks inherit the priority of the launchers
-            self._await_launchers(launchers, stop)
+            self._await_launchers(children, stop)
             if stop.is_set():
-                return 1
+                return self._stopped(tell)
             token = secrets.token_hex(8)
             start_first_attempt(self._backend, self._spec.job, token, launchers_seconds=READY_SECONDS_MAX)
             tell(f"job {self._spec.job}: attempt 1 with {self._spec.world_size} ranks has started")
-            return self._stay(launchers, stop, tell)
+            return self._stay(children, launchers, stop, tell)
 
     def _start_processes(self, children: Children, environ: dict[str, str]) -> list[Child]:
         job, given = self._spec.job, self._arguments
@@ -122,13 +126,13 @@ class JobRun:
             for node in names
         ]
 
-    def _await_launchers(self, launchers: list[Child], stop: threading.Event) -> None:
+    def _await_launchers(self, children: Children, stop: threading.Event) -> None:
         deadline = self._clock.monotonic() + READY_SECONDS_MAX
         files = [self._places.node_file(self._spec.job, node) for node in node_names(self._spec, self._options)]
         sockets = [self._places.socket(self._spec.job, node, "ckpt") for node in node_names(self._spec, self._options)]
         wanted = files + (sockets if self._options.checkpoints else [])
         while not stop.is_set() and not all(path.exists() for path in wanted):
-            ended = [child.name for child in launchers if child.process.poll() is not None]
+            ended = [child.name for child in children.ended()]
             if ended:
                 raise JobRefused(f"{ended[0]} ended before the job began; see {self._places.logs / ended[0]}.log")
             if self._clock.monotonic() > deadline:
@@ -138,9 +142,14 @@ class JobRun:
                 )
             self._clock.sleep(0.05)
 
-    def _stay(self, launchers: list[Child], stop: threading.Event, tell: Callable[[str], None]) -> int:
+    def _stay(
+        self, children: Children, launchers: list[Child], stop: threading.Event, tell: Callable[[str], None]
+    ) -> int:
         job = self._spec.job
+        self._is_recovered()  # so that one that falls before our first look is waited for
         while not stop.wait(LOOK_SECONDS):
+            recovered = self._is_recovered()
+            children.revive(tell, but=launchers)  # engines: their ranks hand over again what they hold
             end = self._end()
             if end is not None:
                 tell(f"job {job}: {end.outcome}; {end.reason}")
@@ -152,19 +161,29 @@ class JobRun:
                 seen = self._backend.observe(job)
             except Unavailable:
                 continue
-            self._conclude(seen)
-        self._backend.finish(job, "stopped", "stopped by a signal")
-        tell(f"job {job}: stopped by a signal")
+            self._conclude(seen, recovered=recovered)
+        return self._stopped(tell)
+
+    def _stopped(self, tell: Callable[[str], None]) -> int:
+        self._backend.finish(self._spec.job, "stopped", "stopped by a signal")
+        tell(f"job {self._spec.job}: stopped by a signal")
         return 1
 
-    def _conclude(self, seen: Observation) -> None:
+    def _conclude(self, seen: Observation, *, recovered: bool) -> None:
         """End the job where nobody else will: all ranks finished, or one failed and no recovery is there."""
         if seen.phase == "finished":
             self._backend.finish(seen.job, "finished", "every rank ended with exit code 0")
-        elif seen.phase in ("failed", "stopped") and not is_held(self._places.recovery_lease):
+        elif seen.phase in ("failed", "stopped") and not recovered:
             bad = next((rank for rank in seen.ranks if rank.exit_code or rank.signal), None)
             why = "the ranks are gone" if bad is None else _ending(bad.rank, bad.exit_code, bad.signal)
             self._backend.finish(seen.job, "failed", f"{why}, and no `transom recover` runs here to restart the job")
+
+    def _is_recovered(self) -> bool:
+        """Whether somebody recovers jobs here, or did until a moment ago: one that fell is being started again."""
+        now = self._clock.monotonic()
+        if is_held(self._places.recovery_lease):
+            self._recovered_at = now
+        return now - self._recovered_at < RECOVERY_AWAY_SECONDS_MAX
 
     def _end(self) -> JobEnd | None:
         path = self._places.job(self._spec.job) / "outcome.json"

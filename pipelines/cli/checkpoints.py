@@ -8,15 +8,18 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipelines.cli.options import AsJson, Config, StateDir, settings_from
 from pipelines.cli.services import Job, ckpt_serve
+from pipelines.errors import StatedError
 
 ckpt = typer.Typer(help="The checkpoint engine and what it has kept.", no_args_is_help=True)
 ckpt.command("serve")(ckpt_serve)
 
-Directory = Annotated[Path, typer.Argument(help="A job's checkpoint folder: .transom/checkpoints/<job>.")]
+WHICH = ".transom/checkpoints/<job>"
+Directory = Annotated[Path, typer.Argument(help=f"A job's checkpoint folder: {WHICH}.")]
 MIB = 2**20
 
 
@@ -42,7 +45,7 @@ def list_checkpoints(job: Job, config: Config = None, state_dir: StateDir = None
         table.add_row("memory", str(shard.step), str(shard.attempt), which, f"{shard.size_bytes / MIB:.1f}", state)
     for listing in on_disk:
         which = f"{listing.shards} of {listing.world_size}"
-        state = f"{listing.state}{': ' if listing.reason else ''}{listing.reason}"
+        state = escape(f"{listing.state}{': ' if listing.reason else ''}{listing.reason}")
         size = f"{listing.size_bytes / MIB:.1f}"
         table.add_row("disk", str(listing.step), str(listing.attempt), which, size, state)
     empty = (
@@ -60,6 +63,7 @@ def inspect_checkpoint(
     """Show the tensors and values in the shards of one step; tensors are not read."""
     from ckpt_engine.inspection import inspect_step
 
+    _refuse_no_folder(directory)
     shards = inspect_step(directory, step)
     console = Console(highlight=False, markup=False)
     if as_json:
@@ -83,6 +87,7 @@ def verify_checkpoints(
     """Read every byte of the checkpoints on disk and compare it with its checksums; exit code 1 if one is damaged."""
     from ckpt_engine.inspection import verify_steps
 
+    _refuse_no_folder(directory)
     console = Console(highlight=False)
     verdicts = []
     with console.status("reading") as status:
@@ -91,14 +96,21 @@ def verify_checkpoints(
             status.update(f"read step {verdict.step}, rank {verdict.rank}")
     if as_json:
         console.print_json(data=[asdict(verdict) for verdict in verdicts])
+    elif not verdicts:
+        raise StatedError(f"there is no complete checkpoint in {directory}; give a job's folder, {WHICH}")
     else:
         table = _table("step", "rank", "file", "MiB", "")
         for verdict in verdicts:
-            word = "[green]whole[/]" if verdict.whole else f"[red]damaged[/]: {verdict.reason}"
+            word = "[green]whole[/]" if verdict.whole else f"[red]damaged[/]: {escape(verdict.reason)}"
             size = f"{verdict.size_bytes / MIB:.1f}"
             table.add_row(str(verdict.step), str(verdict.rank), verdict.file, size, word)
-        console.print(table if verdicts else f"No complete checkpoints in {directory}.")
+        console.print(table)
     raise typer.Exit(0 if verdicts and all(verdict.whole for verdict in verdicts) else 1)
+
+
+def _refuse_no_folder(directory: Path) -> None:
+    if not directory.is_dir():
+        raise StatedError(f"there is no folder {directory}; give a job's checkpoint folder, {WHICH}")
 
 
 def _table(*names: str) -> Table:

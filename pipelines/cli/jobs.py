@@ -13,6 +13,8 @@ from rich.console import Console
 
 from ingest.clock import SystemClock
 from pipelines.cli.options import Bootstrap, BusKind, Config, JsonFile, StateDir, settings_arguments, settings_from
+from pipelines.cli.torchrun_flags import refuse_flag, refuse_more_machines
+from pipelines.errors import StatedError
 
 PASS_THROUGH = {"allow_extra_args": False, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -56,7 +58,7 @@ def demo(
             caches=cache_folder(os.environ),
         )
     except KeyboardInterrupt:
-        code = 130
+        code = stop.exit_code
     raise typer.Exit(code)
 
 
@@ -70,6 +72,10 @@ def run(
     nproc_per_node: Annotated[
         int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Ranks on each node.")
     ] = 1,
+    nnodes: Annotated[str, typer.Option("--nnodes", help="Machines: 1. To divide this one: --virtual-nodes.")] = "1",
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="As torchrun's: one machine, a free port. It is always so.")
+    ] = False,
     virtual_nodes: Annotated[
         int, typer.Option("--virtual-nodes", min=1, help="Nodes to divide this machine into.")
     ] = 1,
@@ -90,21 +96,26 @@ def run(
     bus: BusKind = None,
     bootstrap_servers: Bootstrap = None,
 ) -> None:
-    """Launch a distributed job on this machine, with torchrun's flag names, and stay until it is over."""
+    """Launch a distributed job on this machine, with torchrun's flag names, and stay until it is over.
+
+    Exit code: 0 finished, 1 failed or stopped by recovery, 130 stopped by Ctrl-C.
+    """
+    from pipelines.open_bus import open_bus
     from pipelines.own_process import go_with_parent, stop_on_signal
     from pipelines.run import JobRun, RunOptions, default_job_name
     from recovery.launcher.protocol import JobSpec
 
+    refuse_more_machines(nnodes)
+    script = _whole_name(script, module)
     clock = SystemClock()
     settings = settings_from(config, state_dir, bus, bootstrap_servers)
-    if not module and not Path(script).is_file():
-        raise typer.BadParameter(f"there is no script {script}", param_hint="SCRIPT")
     inherited = dict(os.environ)
     go_with_parent(os.environ)
     stop = stop_on_signal()
+    open_bus(settings, clock, client="run").close()  # what is wrong with it is said once, before the job has a name
     spec = JobSpec(
         job=job or default_job_name(script, clock),
-        script=script if module else str(Path(script).absolute()),
+        script=script,
         argv=tuple(arguments or ()),
         module=module,
         nodes=virtual_nodes,
@@ -124,7 +135,18 @@ def run(
     arguments_of_ours = settings_arguments(config, state_dir, bus, bootstrap_servers)
     job_run = JobRun(settings, spec, options, clock, random.Random(), arguments_of_ours)
     code = job_run.run(stop, lambda text: tell(f"transom: {text}"), inherited)
-    raise typer.Exit(code)
+    raise typer.Exit(stop.exit_code if code and stop.is_set() else code)
+
+
+def _whole_name(script: str, module: bool) -> str:
+    """The module's name, or the script's whole path. Raises StatedError where there is no such script."""
+    if script.startswith("-"):
+        refuse_flag(script)
+    if module:
+        return script
+    if not Path(script).is_file():
+        raise StatedError(f"there is no script {script} in {Path.cwd()}; give a Python file, or -m and a module's name")
+    return str(Path(script).absolute())
 
 
 def inject(

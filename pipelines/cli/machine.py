@@ -7,6 +7,7 @@ from dataclasses import asdict
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ingest.clock import SystemClock
@@ -35,7 +36,7 @@ def doctor(
         for finding in findings:
             style, word = STYLES[finding.grade]
             mend = f" → {finding.mend}" if finding.mend else ""
-            table.add_row(f"[{style}]{word}[/]", finding.name, f"{finding.text}{mend}")
+            table.add_row(f"[{style}]{word}[/]", escape(finding.name), escape(f"{finding.text}{mend}"))
         Console().print(table)
     if any(finding.grade == "missing" for finding in findings):
         raise typer.Exit(1)

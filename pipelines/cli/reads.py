@@ -74,12 +74,12 @@ def explain(
     if as_json:
         typer.echo(msgspec.json.encode(story).decode())
     else:
-        _tell(story, Console(highlight=False))
+        _tell(story, Console(highlight=False, markup=False))
 
 
 def _tell(story: IncidentStory, console: Console) -> None:
     view = story.incident
-    console.print(f"[bold]{view.summary}[/]", soft_wrap=True)
+    console.print(view.summary, style="bold", soft_wrap=True)
     console.print(
         f"{view.fault_class}, {view.severity}, attempt {view.attempt} of {view.job}; "
         f"culprit: {_culprits(view)}; victims: {view.victims}"
@@ -133,9 +133,12 @@ def _post(incident_id: str, verb: str, note: str, plan_hash: str, config: Config
 
 def _client(config: Config, state_dir: StateDir) -> LedgerClient:
     from pipelines.ledger.client import LedgerClient
+    from pipelines.ledger_address import ledger_address
     from pipelines.places import Places
 
-    return LedgerClient(Places.of(settings_from(config, state_dir)).api_socket)
+    settings = settings_from(config, state_dir)
+    where = ledger_address(settings, Places.of(settings))
+    return LedgerClient(where.address, where.token())
 
 
 def _culprits(view: IncidentView) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import sys
+from pathlib import Path
 from threading import Event
 from typing import Annotated
 
@@ -15,6 +17,15 @@ from pipelines.settings import Settings
 
 Job = Annotated[str, typer.Option("--job", help="The job.")]
 Node = Annotated[str, typer.Option("--node", help="The node that this process serves.")]
+OpenToOthers = Annotated[
+    bool,
+    typer.Option(
+        "--open-to-others", help="Let console.host be an address that others reach; they log in with the token."
+    ),
+]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="File with the console's login token (16 characters or more).")
+]
 
 
 def up(
@@ -23,25 +34,37 @@ def up(
     bus: BusKind = None,
     bootstrap_servers: Bootstrap = None,
     no_console: Annotated[bool, typer.Option("--no-console", help="Without the web console.")] = False,
+    open_to_others: OpenToOthers = False,
+    token_file: TokenFile = None,
 ) -> None:
-    """Run all services of one machine: record, detect, recover, console."""
+    """Run all services of one machine (record, detect, recover, console) until Ctrl-C; one that falls is restarted."""
     from pipelines.children import Children
-    from pipelines.console import console_address, console_command
+    from pipelines.console import console_plan, has_streamlit
+    from pipelines.extras import require
+    from pipelines.open_bus import open_bus
     from pipelines.own_process import stop_on_signal
     from pipelines.places import Places
-    from pipelines.up import keep_up, start_services
+    from pipelines.up import keep_up, refuse_second, start_services
 
-    settings = settings_from(config, state_dir, bus, bootstrap_servers)
-    places, clock, stop = Places.of(settings), SystemClock(), stop_on_signal()
-    arguments = settings_arguments(config, state_dir, bus, bootstrap_servers)
+    settings, stop = settings_from(config, state_dir, bus, bootstrap_servers), stop_on_signal()
+    require("ledger", "`transom up` runs record, which")
+    places, clock = Places.of(settings), SystemClock()
+    refuse_second(places)
+    plan = None
+    if not no_console and has_streamlit():
+        plan = console_plan(settings, places, open_to_others=open_to_others, login_token_file=token_file)
+    open_bus(settings, clock, client="up").close()  # what is wrong with it is said once, here
     with Children(places.logs, clock) as children:
-        start_services(children, places, arguments, clock)
+        start_services(children, places, settings_arguments(config, state_dir, bus, bootstrap_servers), clock, stop)
+        if stop.is_set():
+            return
         typer.echo(f"record, detect and recover run; state in {places.state}")
-        web = None if no_console else console_command(settings, places)
-        if web is not None:
-            children.start("console", web)
-            typer.echo(f"console: {console_address(settings, places)}")
-        keep_up(children, arguments, clock, stop, typer.echo)
+        if plan is not None:
+            children.start("console", plan.command)
+            typer.echo(f"console: {plan.url}")
+        elif not no_console:
+            typer.echo("no console: it needs Streamlit; run: pip install 'transom[ui]'")
+        keep_up(children, stop, typer.echo)
 
 
 def detect(
@@ -89,20 +112,19 @@ def record(
 def console(
     config: Config = None,
     state_dir: StateDir = None,
-    port: Annotated[int | None, typer.Option(help="Port on 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port (default: console.port); 0: any free one.")] = None,
+    open_to_others: OpenToOthers = False,
+    token_file: TokenFile = None,
 ) -> None:
-    """The web console, on 127.0.0.1."""
-    from pipelines.console import console_address, console_command
-    from pipelines.errors import StatedError
+    """The web console over the ledger that `transom record` serves; for this machine only, unless you say otherwise."""
+    from pipelines.console import console_plan
     from pipelines.places import Places
 
     settings = settings_from(config, state_dir, console=None if port is None else {"port": port})
-    places = Places.of(settings)
-    command = console_command(settings, places)
-    if command is None:
-        raise StatedError("the console needs Streamlit: pip install 'transom[ui]'")
-    typer.echo(console_address(settings, places))
-    os.execvp(command[0], command)
+    plan = console_plan(settings, Places.of(settings), open_to_others=open_to_others, login_token_file=token_file)
+    typer.echo(plan.url)
+    sys.stdout.flush()
+    os.execv(plan.command[0], plan.command)
 
 
 def ckpt_serve(
@@ -118,7 +140,7 @@ def ckpt_serve(
     from pipelines.open_bus import open_bus
     from pipelines.places import Places
 
-    settings, _ = _service(config, state_dir, bus, bootstrap_servers)
+    settings = _own_service(config, state_dir, bus, bootstrap_servers)
     serve_engine(Places.of(settings), job, node, open_bus(settings, SystemClock(), client=f"ckpt-{node}"))
 
 
@@ -136,19 +158,26 @@ def launcher(
     from pipelines.places import Places
 
     inherited = dict(os.environ)
-    settings, _ = _service(config, state_dir, bus, bootstrap_servers, back=False)
+    settings = _own_service(config, state_dir, bus, bootstrap_servers, back=False)
     clock = SystemClock()
     bus_of_ours = open_bus(settings, clock, client=f"launcher-{node}")
     raise typer.Exit(run_launcher(Places.of(settings), job, node, bus_of_ours, clock, inherited))
 
 
-def _service(
-    config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap, *, back: bool = True
-) -> tuple[Settings, Event]:
-    from pipelines.own_process import go_with_parent, step_back, stop_on_signal
+def _service(config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap) -> tuple[Settings, Event]:
+    from pipelines.own_process import stop_on_signal
 
     stop = stop_on_signal()
+    return _own_service(config, state_dir, bus, bootstrap_servers), stop
+
+
+def _own_service(
+    config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap, *, back: bool = True
+) -> Settings:
+    """For a service that takes signals by itself: until it does, a signal ends the process, and nothing is lost."""
+    from pipelines.own_process import go_with_parent, step_back
+
     go_with_parent(os.environ)
     if back:
         step_back()
-    return settings_from(config, state_dir, bus, bootstrap_servers), stop
+    return settings_from(config, state_dir, bus, bootstrap_servers)

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from pipelines.extras import missing_extra
+
 from .engine import pa
 from .reader import LocalReader
 from .shapes import (
@@ -33,7 +35,7 @@ try:
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
 except ImportError as error:
-    raise ImportError("the ledger's API needs FastAPI: install Transom with its extra 'ledger'") from error
+    raise missing_extra("ledger", "the ledger's API (FastAPI)") from error
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 BODY_BYTES_MAX = 64 * 1024

@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from pipelines.extras import missing_extra
+
 from .shapes import (
     BUCKETS_DEFAULT,
     LIST_LIMIT_DEFAULT,
@@ -33,7 +35,7 @@ try:
     import httpcore
     import httpx
 except ImportError as error:  # pragma: no cover - the message itself is tested in a process of its own
-    raise ImportError("the ledger's client needs httpx: install Transom with its extra 'ledger' or 'ui'") from error
+    raise missing_extra("ledger", "reading the ledger (httpx)") from error
 
 TIMEOUT_SECONDS = 15.0  # the server stops a query after 10
 CONNECT_SECONDS = 2.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pipelines.extras import missing_extra
+
 try:
     import duckdb
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as error:
-    raise ImportError(
-        "the ledger needs DuckDB, pyarrow and FastAPI: install Transom with its extra 'ledger'"
-    ) from error
+    raise missing_extra("ledger", "the ledger (DuckDB, pyarrow)") from error
 
 __all__ = ["duckdb", "pa", "pq"]

@@ -62,8 +62,9 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise CannotServe(
-            f"the API cannot listen on {host}:{port} ({error.strerror}); choose another port or stop who has it"
+            f"the API cannot listen on {host}:{port} ({why}); choose another port (record.port) or stop who has it"
         ) from error
 
 

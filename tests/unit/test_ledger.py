@@ -428,7 +428,7 @@ def test_without_the_extra_one_error_names_it() -> None:
         program = f"import sys; sys.modules['{blocked}'] = None; import {module}"
         result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert result.returncode != 0
-        assert "extra 'ledger'" in result.stderr.splitlines()[-1]
+        assert "transom[ledger]" in result.stderr.splitlines()[-1]
 
 
 def test_a_new_job_shows_up_by_name(tmp_path: Path, clock) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from pipelines import console
 from pipelines.console import ConsoleRefused, child_environ, is_loopback, plan_console, streamlit_flags
+from pipelines.ledger_address import TokenRefused, ledger_address
 from pipelines.places import Places
-from pipelines.settings import ConsoleSettings, Settings
+from pipelines.settings import ConsoleSettings, RecordSettings, Settings, SettingsError
 
 TOKEN = "0123456789abcdef"
 
@@ -40,8 +41,8 @@ def test_any_free_port_is_found_and_stands_in_command_and_address(tmp_path: Path
 def test_command_and_address_agree_also_where_any_free_port_was_asked_for(tmp_path: Path) -> None:
     settings = Settings(state_dir=tmp_path / "state", console=ConsoleSettings(port=0))
     places = Places.of(settings)
-    port = console.console_address(settings, places).rpartition(":")[2]
-    assert port in (console.console_command(settings, places) or ())
+    plan = console.console_plan(settings, places)
+    assert plan.url.rpartition(":")[2] in plan.command
 
 
 def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
@@ -75,9 +76,9 @@ def test_a_short_or_missing_token_is_refused(tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_text("secret")
     wide = ConsoleSettings(host="0.0.0.0", port=0)
-    with pytest.raises(ConsoleRefused, match="fewer than"):
+    with pytest.raises(TokenRefused, match="at least 16"):
         plan_console(wide, tmp_path, open_to_others=True, login_token_file=short)
-    with pytest.raises(ConsoleRefused, match="cannot be read"):
+    with pytest.raises(TokenRefused, match="cannot be read"):
         plan_console(wide, tmp_path, open_to_others=True, login_token_file=tmp_path / "none")
 
 
@@ -117,10 +118,40 @@ def test_without_streamlit_the_console_names_the_extra(tmp_path: Path, monkeypat
     monkeypatch.setattr(console, "has_streamlit", lambda: False)
     with pytest.raises(ConsoleRefused, match=r"transom\[ui\]"):
         plan_console(ConsoleSettings(port=0), tmp_path)
-    settings = Settings(state_dir=tmp_path / "state")
-    assert console.console_command(settings, Places.of(settings)) is None
 
 
 def test_starting_the_console_does_not_load_streamlit_into_the_command_line() -> None:
     code = "import sys, pipelines.console; sys.exit('streamlit' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_ledger_is_read_over_its_socket_here_and_over_tcp_with_a_token_from_another_machine(
+    tmp_path: Path, token_file: Path
+) -> None:
+    record = RecordSettings(host="10.0.0.5", port=9000, token_file=token_file)
+    settings = Settings(state_dir=tmp_path / "state", record=record, console=ConsoleSettings(port=0))
+    places = Places.of(settings)
+    assert ledger_address(settings, places) == ("http://10.0.0.5:9000", token_file)
+    command = console.console_plan(settings, places).command
+    assert command[command.index("--ledger") + 1] == "http://10.0.0.5:9000"
+    assert command[command.index("--ledger-token-file") + 1] == str(token_file)
+    places.api_socket.touch()
+    assert ledger_address(settings, places) == (str(places.api_socket), None)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:8787"), ("::", "http://[::1]:8787"), ("fd00::1", "http://[fd00::1]:8787"),
+     ("gpu-7", "http://gpu-7:8787")],
+)  # fmt: skip
+def test_an_address_that_record_listens_on_becomes_one_to_connect_to(
+    tmp_path: Path, token_file: Path, host: str, url: str
+) -> None:
+    settings = Settings(state_dir=tmp_path / "state", record=RecordSettings(host=host, token_file=token_file))
+    assert ledger_address(settings, Places.of(settings)).address == url
+
+
+def test_a_ledger_on_tcp_without_a_token_is_refused(tmp_path: Path) -> None:
+    settings = Settings(state_dir=tmp_path / "state", record=RecordSettings(host="10.0.0.5"))
+    with pytest.raises(SettingsError, match=r"needs record\.token_file"):
+        ledger_address(settings, Places.of(settings))
