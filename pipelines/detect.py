@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
 from collections.abc import Collection
 from pathlib import Path
 from threading import Event
@@ -13,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from detectors.ensemble import Ensemble
 from detectors.log_rules import RuleBook
@@ -22,8 +20,9 @@ from ingest.bus import Bus, BusUnavailable, Consumer, Producer, TopicPartition
 from ingest.clock import Clock
 from ingest.codec import Codec
 from ingest.dead_letters import dead_letter
-from ingest.events import JOB_TOPICS, Topic
+from ingest.events import JOB_TOPICS
 from pipelines.detection import Detection, PartitionState
+from pipelines.own_process import tell
 from pipelines.places import Places
 from pipelines.room_configs import detector_config
 from pipelines.settings import Settings
@@ -50,18 +49,21 @@ class Detect:
         self._codec = Codec(VERDICT_TYPES)
         config = detector_config(settings)
         self._detection = Detection(config, RuleBook.shipped())
-        self._tell = Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print
         ensemble = Ensemble(config.ensemble)
         ensemble.preload()  # PyOD takes seconds to import; a first fit in mid-stream would hold up every verdict
         if ensemble.reason:
-            self._tell(f"detect: {ensemble.reason}")
+            tell(f"detect: {ensemble.reason}")
         self._silence = Silence(clock.now())
         self._resume: dict[TopicPartition, int] = {}  # where the states that were loaded want to read on
         self._seeks: dict[TopicPartition, int] = {}
         self._partitions: set[int] = set()
+        self._catching_up = False  # a partition is new here: nothing polled does not mean that there is nothing
         self._unflushed = False  # verdicts or dead letters that may not be on the bus yet
         self._saved_at = clock.monotonic()
+        self._trouble = ""  # why no state was saved the last time
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for half in self._folder.glob("*.tmp"):  # a kill's; another detector that is just writing one tries again
+            half.unlink(missing_ok=True)
         self._ready.unlink(missing_ok=True)
 
     def run(self, stop: Event) -> None:
@@ -73,12 +75,12 @@ class Detect:
                 try:
                     self._pass(consumer, producer)
                 except BusUnavailable as error:
-                    self._tell(f"detect: {error}; trying again")
+                    tell(f"detect: {error}; trying again")
                     stop.wait(RETRY_SECONDS)
             try:
                 self._save_all()
             except BusUnavailable as error:
-                self._tell(f"detect: {error}; the next start reads again from the last saved state")
+                tell(f"detect: {error}; the next start reads again from the last saved state")
         finally:
             self._ready.unlink(missing_ok=True)
             consumer.close()
@@ -99,12 +101,15 @@ class Detect:
             if reason is not None:
                 self._unflushed = True
                 producer.send(*dead_letter(record, reason, self._clock))
-        lagging = self._lagging(consumer) if records else set()
+        lagging: set[TopicPartition] = set()
+        if records or self._catching_up:
+            lagging = {place for place, behind in consumer.lag().items() if behind > 0}
+            self._catching_up = self._catching_up and bool(lagging)
         for verdict in self._detection.conclude(self._silence.heard_until, lagging):
             self._publish(producer, verdict)
         self._flush()
-        if self._clock.monotonic() - self._saved_at >= self._settings.state_seconds and records:
-            self._save_all()
+        is_due = self._clock.monotonic() - self._saved_at >= self._settings.state_seconds
+        if is_due and records and self._save_all():
             consumer.commit()
 
     def _listen(self, consumer: Consumer, *, heard: bool) -> None:
@@ -119,33 +124,39 @@ class Detect:
         encoded = self._codec.encode(verdict)
         self._unflushed = True
         producer.send(encoded.topic, encoded.key, encoded.headers, encoded.value)
-        self._tell(
-            f"{verdict.status} {verdict.fault_class}: {verdict.summary} [{verdict.verdict_id}#{verdict.revision}]"
-        )
+        tell(f"{verdict.status} {verdict.fault_class}: {verdict.summary} [{verdict.verdict_id}#{verdict.revision}]")
 
     def _flush(self, seconds: float = FLUSH_SECONDS_MAX) -> None:
         if self._unflushed:
             self._producer.flush(seconds)
             self._unflushed = False
 
-    @staticmethod
-    def _lagging(consumer: Consumer) -> set[Topic]:
-        return {place.topic for place, behind in consumer.lag().items() if behind > 0}
-
     def _assigned(self, places: frozenset[TopicPartition]) -> None:
+        self._catching_up = True
         for partition in {place.partition for place in places} - self._partitions:
             self._partitions.add(partition)
-            loaded = read_state(self._folder, partition)
-            if loaded is not None:
-                self._resume |= self._detection.load(partition, *loaded, now=self._clock.now())
+            self._resume |= self._load(partition)
         self._seeks |= {place: self._resume.pop(place) for place in places if place in self._resume}
+        tell(f"detect: reads partitions {sorted(self._partitions)}")
+
+    def _load(self, partition: int) -> dict[TopicPartition, int]:
+        """Take over a partition's state; returns where to read on: from the beginning where it is of no use."""
+        try:
+            loaded = read_state(self._folder, partition)
+            return {} if loaded is None else self._detection.load(partition, *loaded, now=self._clock.now())
+        # The bus has all that a state was made of: whatever is wrong with one, it must not stop detection for good.
+        except Exception as error:  # noqa: BLE001
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            tell(f"detect: the state of partition {partition} cannot be used ({reason}); reading the bus anew")
+            self._detection.drop(partition)
+            return {TopicPartition(topic, partition): 0 for topic in JOB_TOPICS}
 
     def _revoked(self, places: frozenset[TopicPartition]) -> None:
         revoked = {place.partition for place in places} & self._partitions
         try:
             self._save(revoked)
         except BusUnavailable as error:  # whoever is next reads again from the state before, and says the same
-            self._tell(f"detect: {error}; partitions {sorted(revoked)} are left as they were saved last")
+            tell(f"detect: {error}; partitions {sorted(revoked)} are left as they were saved last")
         for partition in revoked:
             self._detection.drop(partition)
             self._partitions.discard(partition)
@@ -153,15 +164,27 @@ class Detect:
             for place in [place for place in asked if place.partition in revoked]:
                 del asked[place]
 
-    def _save_all(self) -> None:
-        self._save(self._partitions)
+    def _save_all(self) -> bool:
+        saved = self._save(self._partitions)
         self._saved_at = self._clock.monotonic()
+        return saved
 
-    def _save(self, partitions: Collection[int]) -> None:
-        """Verdicts first: a state that has them behind it must not be on disk before they are on the bus."""
+    def _save(self, partitions: Collection[int]) -> bool:
+        """Whether the states are on disk, so that offsets may be committed.
+
+        Verdicts first: a state that has them behind it must not be on disk before they are on the bus.
+        """
         self._flush(SAVE_FLUSH_SECONDS_MAX)
+        trouble = ""
         for partition in partitions:
-            write_state(self._folder, partition, *self._detection.save(partition))
+            try:
+                write_state(self._folder, partition, *self._detection.save(partition))
+            except OSError as error:
+                trouble = f"the state of partition {partition} cannot be saved in {self._folder} ({error.strerror})"
+        if trouble and trouble != self._trouble:
+            tell(f"detect: {trouble}; trying again")
+        self._trouble = trouble
+        return not trouble
 
 
 def write_state(folder: Path, partition: int, state: PartitionState, arrays: dict[str, NDArray[Any]]) -> None:
@@ -170,18 +193,26 @@ def write_state(folder: Path, partition: int, state: PartitionState, arrays: dic
     np.savez(buffer, allow_pickle=False, **{STATE: np.frombuffer(msgspec.json.encode(state), np.uint8)}, **arrays)
     path = folder / f"partition-{partition}.npz"
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with aside.open("wb") as stream:
-        stream.write(buffer.getvalue())
-        stream.flush()
-        os.fsync(stream.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("wb") as stream:
+            stream.write(buffer.getvalue())
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)  # a full disk has no room for half a state
+        raise
 
 
 def read_state(folder: Path, partition: int) -> tuple[PartitionState, dict[str, NDArray[Any]]] | None:
-    """What `write_state` wrote; None where there is nothing that can be read: then the group's offsets count."""
+    """What `write_state` wrote; None where there is nothing: then the group's offsets count.
+
+    Raises one of many things where the file is not what was written.
+    """
     try:
-        with np.load(folder / f"partition-{partition}.npz", allow_pickle=False) as arrays:
-            state = msgspec.json.decode(arrays[STATE].tobytes(), type=PartitionState)
-            return state, {name: arrays[name] for name in arrays.files if name != STATE}
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.DecodeError):
+        stored = (folder / f"partition-{partition}.npz").read_bytes()
+    except FileNotFoundError:
         return None
+    with np.load(io.BytesIO(stored), allow_pickle=False) as arrays:
+        state = msgspec.json.decode(arrays[STATE].tobytes(), type=PartitionState)
+        return state, {name: arrays[name] for name in arrays.files if name != STATE}

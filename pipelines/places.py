@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from pipelines.errors import StatedError
@@ -86,4 +87,4 @@ class Places:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 16 else f"{name[:7]}-{name[-8:]}"
+    return name if len(name) <= 16 else f"{name[:7]}-{sha256(name.encode()).hexdigest()[:8]}"

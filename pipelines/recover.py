@@ -5,14 +5,13 @@ from __future__ import annotations
 from random import Random
 from threading import Event
 
-from rich.console import Console
-
 from detectors.verdict import Verdict
 from ingest.bus import Bus, BusUnavailable, Consumer, Producer, Record
 from ingest.clock import Clock
 from ingest.codec import Codec, Undecodable
 from ingest.dead_letters import dead_letter
 from pipelines.checkpoints import EngineCatalog
+from pipelines.own_process import tell
 from pipelines.places import Places
 from pipelines.room_configs import policy_config
 from pipelines.settings import Settings
@@ -45,13 +44,12 @@ class Recover:
         self._controller = Controller(
             self._store, backend, EngineCatalog(places), policy_config(settings), random, workers
         )
-        self._tell = Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print
         self._ready.unlink(missing_ok=True)
 
     def run(self, stop: Event) -> None:
         """Until `stop`. An unreachable bus stops no decision that is already on disk: only the telling waits."""
         for incident in self._controller.reconcile():
-            self._tell(f"recover: going on with incident {incident.incident_id} ({incident.state})")
+            tell(f"recover: going on with incident {incident.incident_id} ({incident.state})")
         producer = self._bus.producer()
         consumer = self._bus.consumer(GROUP, ("verdicts", "commands"))
         try:
@@ -59,7 +57,7 @@ class Recover:
                 try:
                     self._read(consumer, producer)
                 except BusUnavailable as error:
-                    self._tell(f"recover: {error}; trying again")
+                    tell(f"recover: {error}; trying again")
                     stop.wait(RETRY_SECONDS)
                 self._controller.tick(self._clock.now())
                 self._publish(producer)
@@ -107,8 +105,8 @@ class Recover:
                 producer.send(encoded.topic, encoded.key, encoded.headers, encoded.value)
             producer.flush(FLUSH_SECONDS_MAX)
         except BusUnavailable as error:
-            self._tell(f"recover: {error}; {len(waiting)} messages wait to be published")
+            tell(f"recover: {error}; {len(waiting)} messages wait to be published")
             return
         self._controller.mark_published([entry.seq for entry in waiting])
         for entry in waiting:
-            self._tell(f"recover: {entry.message}")
+            tell(f"recover: {entry.message}")
