@@ -76,13 +76,14 @@ class Detection:
         job.merge.put(message, Place(record.topic, record.partition, record.offset), record.appended_at)
         return None
 
-    def conclude(self, now: float, lagging: Collection[Topic] = ()) -> list[Verdict]:
-        """Verdicts about everything up to the watermark; `lagging` topics have not been read to their end."""
+    def conclude(self, now: float, lagging: Collection[TopicPartition] = ()) -> list[Verdict]:
+        """Verdicts about everything up to the watermark; `lagging` partitions have not been read to their end."""
         verdicts: list[Verdict] = []
         for name in sorted(self._jobs):
             job = self._jobs[name]
-            job.merge.advance(now, lagging)
-            for merged in job.merge.take(lagging):
+            behind = {place.topic for place in lagging if place.partition == job.partition}
+            job.merge.advance(now, behind)
+            for merged in job.merge.take(behind):
                 job.detector.observe(merged.message, merged.place)
             if job.merge.watermark is not None:
                 verdicts += job.detector.advance(job.merge.watermark)

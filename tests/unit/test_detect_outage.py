@@ -209,6 +209,26 @@ def test_no_state_is_saved_that_has_a_verdict_behind_it_which_the_bus_has_not_ta
     assert read_state(places.detection, 0) is not None
 
 
+def test_who_takes_a_partition_over_reads_what_was_missed_before_time_passes(places: Places) -> None:
+    job = SyntheticJob(seed=5).start().train(60)
+    clock = ManualClock(job.at)
+    bus = AwayBus(clock=clock)
+    bus.create_topics(1)
+    service = Service(places, bus, clock)
+    tell(bus, job.ordered())
+    service.pass_for(0.5)
+    service.consumer.close()  # nobody detects for a while
+    told = len(job.messages)
+    job.train(100).kill(2).train(10)
+    tell(bus, sorted(job.messages[told:], key=lambda message: message.at))
+    clock.advance_to(job.at)
+    successor = Service(places, bus, clock)
+    successor.pass_for(5.0)
+    (kept,) = successor.detect._detection._jobs.values()
+    assert kept.merge.late == 0
+    assert [verdict.fault_class for verdict in verdicts_on(bus)][:1] == ["rank_lost"]
+
+
 def test_two_detectors_that_write_the_state_of_one_partition_leave_one_whole_state(places: Places) -> None:
     places.detection.mkdir(parents=True)
     detection = Detection(DetectorConfig(ensemble=EnsembleConfig(model="")), RuleBook.shipped())
