@@ -22,6 +22,7 @@ from ingest.clock import SystemClock
 from ingest.codec import Codec
 from ingest.events import MESSAGE_TYPES, TOPICS, AttemptStarted, Metrics
 from ingest.sqlite_bus import SqliteBus
+from ingest.sqlite_consumer import SqliteConsumer
 from pipelines.ledger.client import LedgerClient
 from recovery.action import RECOVERY_TYPES, Action, Incident
 from recovery.launcher.procfs import all_processes
@@ -109,6 +110,9 @@ class Chain:
         self.config.write_text(f'state_dir = "{self.state}"\n' + SETTINGS + settings)
         self.clock = SystemClock()
         self._started: list[subprocess.Popen[bytes]] = []
+        self._codec = Codec({**MESSAGE_TYPES, **VERDICT_TYPES, **RECOVERY_TYPES})
+        self._consumer: SqliteConsumer | None = None
+        self._heard: list[Any] = []
         self._mark = f"CHAIN_MARK={folder}".encode()
         # A module of that name on the path: torch is not found, and a launcher is ready at once.
         self.without_torch = folder / "without" / "torch"
@@ -208,23 +212,19 @@ class Chain:
 
     def messages(self, *types: type[Any], job: str = "") -> list[Any]:
         """Everything of these types on the bus so far, oldest first within a topic."""
-        codec = Codec({**MESSAGE_TYPES, **VERDICT_TYPES, **RECOVERY_TYPES})
-        bus = SqliteBus(self.state / "bus.sqlite", clock=self.clock)
-        consumer = bus.consumer(f"test-{os.urandom(6).hex()}", TOPICS)
-        found = []
         try:
-            while batch := consumer.poll(5000, 0.0):
-                for record in batch:
-                    if record.topic != "dead-letters":
-                        message: Any = codec.decode(record.headers, record.value)
-                        if isinstance(message, types or object) and job in ("", message.job):
-                            found.append(message)
-        except BusError:
-            return []
-        finally:
-            consumer.close()
-            bus.close()
-        return found
+            if self._consumer is None:
+                bus = SqliteBus(self.state / "bus.sqlite", clock=self.clock)
+                self._consumer = bus.consumer(f"test-{os.urandom(6).hex()}", TOPICS)
+            while batch := self._consumer.poll(5000, 0.0):
+                self._heard += [
+                    self._codec.decode(record.headers, record.value)
+                    for record in batch
+                    if record.topic != "dead-letters"
+                ]
+        except BusError:  # it does not exist yet, or its disk is full
+            pass
+        return [one for one in self._heard if isinstance(one, types or object) and job in ("", one.job)]
 
     def rows(self, what: str, job: str) -> list[Any]:
         """The messages of one table of the ledger, as its API serves them."""
@@ -256,6 +256,8 @@ class Chain:
         eventually(lambda: self.steps(job, attempt) >= steps, f"step {steps} of attempt {attempt} of {job}")
 
     def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
         for process in reversed(self._started):
             if process.poll() is None:
                 process.terminate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -90,13 +89,10 @@ def test_a_plan_that_awaits_approval_is_carried_out_when_its_hash_is_approved(se
     services.await_steps("asks", 1, 30)
     os.kill(services.ranks("asks")[0], signal.SIGSTOP)
     eventually(lambda: "awaiting_approval" in services.states("asks"), "the plan awaits approval")
-    (incident,) = eventually(
-        lambda: [one for one in json.loads(services.call("incidents", "--job", "asks", "--json")) if one["action"]],
-        "the ledger knows the plan",
-    )
-    services.call("ack", incident["incident_id"], "--note", "seen")
+    (action,) = eventually(lambda: services.rows("actions", "asks"), "the ledger knows the plan")
+    services.call("ack", action.verdict_id, "--note", "seen")
     assert services.attempts("asks") == [1]
-    services.call("approve", incident["incident_id"], "--plan", incident["action"]["plan_hash"])
+    services.call("approve", action.verdict_id, "--plan", action.plan_hash)
     services.await_steps("asks", 2, 10)
     eventually(lambda: "resolved" in services.states("asks"), "the incident is resolved")
     assert [receipt.outcome for receipt in services.messages(Receipt, job="asks")][-1] == "done"
