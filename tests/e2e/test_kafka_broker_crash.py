@@ -3,7 +3,9 @@
 import threading
 from pathlib import Path
 
-from ingest.bus import BusFull, BusUnavailable, Producer
+import pytest
+
+from ingest.bus import BusFull, BusUnavailable, Consumer, Producer
 from ingest.clock import SystemClock
 from ingest.kafka_bus import KafkaBus
 from tests.kafka_fixture import make_broker
@@ -68,6 +70,7 @@ def test_a_broker_killed_and_restarted_in_mid_stream_loses_and_doubles_nothing(t
                     broker.kill()
                     killed = True
                     producer_waits_while_down(producer)
+                    consumer_knows_that_nothing_is_not_silence(consumer, found)
                     broker.start()
                 try:
                     for record in consumer.poll(500, 0.2):
@@ -103,3 +106,13 @@ def producer_waits_while_down(producer: Producer) -> None:
             said = str(error)
             break
     assert "they are kept and sent again" in said
+
+
+def consumer_knows_that_nothing_is_not_silence(consumer: Consumer, found: dict[tuple[int, int], int]) -> None:
+    """While the broker is down a poll gives nothing; whoever asks is told that this means nothing."""
+    deadline = CLOCK.monotonic() + DEADLINE_SECONDS
+    while records := consumer.poll(500, 0.2):  # what had been fetched before
+        assert CLOCK.monotonic() < deadline
+        found.update(((record.partition, record.offset), int(record.value)) for record in records)
+    with pytest.raises(BusUnavailable):
+        consumer.lag()
