@@ -160,8 +160,7 @@ class KafkaBusConsumer:
         return frozenset(self._positions)
 
     def lag(self) -> dict[TopicPartition, int]:
-        # What the last fetches told costs nothing; asking the broker waits behind a fetch that is out (half a second).
-        # Where nothing came it may be the broker that is gone, and the last fetches tell of the time before.
+        # What the last fetches told costs nothing (to ask waits for a fetch that is out), but may be of a broker gone.
         ends = (self._fetched_ends() if self._gave else None) or self._end_offsets()
         return {place: max(0, ends.get(place, at) - at) for place, at in self._positions.items()}
 
