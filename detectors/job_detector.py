@@ -16,7 +16,7 @@ from detectors.ensemble import Ensemble, EnsembleRefused
 from detectors.findings import condition_of
 from detectors.job_channel import JobChannel
 from detectors.judge import Judge
-from detectors.liveness import any_stopped, exit_clue, look_for_hang, look_for_lost_node, node_suspect
+from detectors.liveness import all_speak, any_stopped, exit_clue, look_for_hang, look_for_lost_node, node_suspect
 from detectors.log_book import LogBook
 from detectors.log_rules import RuleBook
 from detectors.rank_channel import Finding, RankChannel
@@ -246,6 +246,8 @@ class JobDetector:
         clues += [numbers] if numbers is not None else []
         moved = roster.moved_at is not None and judge.hang_open and roster.moved_at > judge.opened_at
         if moved and not any_stopped(roster):  # peers may still end the step they were in
+            self._out += judge.recovered(now)
+        if judge.silence_open and all_speak(now, roster, config, since=judge.opened_at):
             self._out += judge.recovered(now)
         if judge.may_hang:
             hang = look_for_hang(now, roster, config)

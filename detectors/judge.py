@@ -67,6 +67,12 @@ class Judge:
         return fatal is not None and fatal.verdict.fault_class == "hang"
 
     @property
+    def silence_open(self) -> bool:
+        """A node was called lost because its launcher was silent."""
+        fatal = self._state.fatal
+        return fatal is not None and fatal.verdict.fault_class == "node_lost" and fatal.kind == "node"
+
+    @property
     def opened_at(self) -> float:
         """When the open crash-class incident was first said."""
         assert self._state.fatal is not None
@@ -139,7 +145,7 @@ class Judge:
         return [] if verdict is None else [_revise(verdict, now, status="closed")]
 
     def recovered(self, now: float) -> list[Verdict]:
-        """The hang is over: the job moves again."""
+        """The hang or the silence is over: the job moves again, the launchers speak again."""
         fatal = self._state.fatal
         if fatal is None:
             return []

@@ -116,6 +116,14 @@ def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Cl
     )  # fmt: skip
 
 
+def all_speak(now: float, roster: Roster, config: LivenessConfig, *, since: float) -> bool:
+    """Whether every node of this attempt has been heard after `since` and speaks now: a paused one goes on."""
+    return all(
+        node.heard_at is not None and node.heard_at > since and now - node.heard_at <= config.heartbeat_fresh_seconds
+        for node in _hosts(roster)
+    )
+
+
 def node_suspect(now: float, roster: Roster, config: LivenessConfig) -> bool:
     """A launcher has missed heartbeats without being lost yet: who waits for a cause should wait for this one too."""
     return any(

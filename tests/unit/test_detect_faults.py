@@ -327,6 +327,20 @@ def test_a_silent_launcher_is_a_lost_node_and_nothing_is_said_of_its_victims_bef
     assert verdict.at - begun <= 5.75
 
 
+def test_a_launcher_that_speaks_again_ends_the_loss_of_its_node_and_hides_no_later_fault() -> None:
+    job = trained(1, 30)
+    job.silent_nodes.add("node1")  # it was stopped, and its ranks went on
+    job.train(90)
+    job.silent_nodes.clear()
+    job.train(40).kill(3).idle(4.0, "train", job.step)
+    said = verdicts_of(job)
+    assert [(v.fault_class, v.status) for v in said] == [
+        ("node_lost", "open"), ("node_lost", "closed"), ("rank_lost", "open"),
+    ]  # fmt: skip
+    assert said[0].verdict_id == said[1].verdict_id
+    assert culprits(said[2]) == [(3, "node1")]
+
+
 def test_when_all_fall_silent_wall_time_says_so_and_names_nobody() -> None:
     job = trained(1, 30)
     assert verdicts_of(job, until=job.at + 5.0) == []
