@@ -69,7 +69,7 @@ class Router:
         self.store.file_verdict(entry.seq, f"{how} {incident.incident_id}", incident.incident_id)
         verdicts = self.store.verdicts_of(incident.incident_id)
         if all(one.status == "closed" for one in verdicts) and allows(incident.state, "closed"):
-            self.store.move(incident, "closed", f"detection says it is over: {verdict.summary}", now)
+            self.store.move(incident, "closed", "detection says it is over", now)
             return
         if incident.state == "coalescing":
             if verdict.settled:
