@@ -76,7 +76,7 @@ class RecordSettings(_Section):
     metrics_keep_days: float = Field(30.0, gt=0.0, description="then parts are deleted")
     logs_keep_days: float = Field(30.0, gt=0.0, description="then log records are deleted")
     recordings: bool = Field(True, description="keep each job's messages for `transom replay`")
-    host: str | None = Field(None, description="also serve the API on TCP at this address; needs token_file")
+    host: str | None = Field(None, description="serve the API on TCP too; elsewhere: read it there; needs token_file")
     port: int = Field(8787, ge=1, le=65535, description="of the TCP API")
     token_file: Path | None = Field(None, description="file that holds the token of the TCP API")
 
@@ -87,7 +87,7 @@ class CheckpointSettings(_Section):
 
 
 class ConsoleSettings(_Section):
-    host: str = Field("127.0.0.1", description="other addresses need a login token")
+    host: str = Field("127.0.0.1", description="others need --open-to-others and a login token")
     port: int = Field(8501, ge=0, le=65535, description="0: any free port")
 
 

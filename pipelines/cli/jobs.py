@@ -81,7 +81,7 @@ def run(
     ] = 1,
     spares: Annotated[int, typer.Option("--spares", min=0, help="More nodes, held ready.")] = 0,
     job: Annotated[
-        str | None, typer.Option("--job", "--rdzv-id", help="Name of the job (default: script and time).")
+        str | None, typer.Option("--job", "--rdzv-id", "--rdzv_id", help="Name of the job (default: script and time).")
     ] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name, as in python -m.")] = False,
     preload: Annotated[

@@ -7,12 +7,14 @@ from typing import get_args
 
 import pytest
 import typer
+from pydantic.fields import FieldInfo
 
 from detectors.verdict import FaultClass
 from ingest.events import TOPICS
 from pipelines.__main__ import app
 from pipelines.settings import Settings
 from recovery.action import RECOVERY_TYPES
+from recovery.policy_config import PolicyConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,17 +43,31 @@ def test_every_topic_is_documented(name: str) -> None:
     assert f"| `{name}` |" in MESSAGES
 
 
-def settings() -> list[str]:
-    names = []
+def setting_rows() -> list[str]:
+    """The lines of the table of settings, as the code has them."""
+    fields = []
     for section, field in Settings.model_fields.items():
         inner = getattr(field.annotation, "model_fields", None)
-        names += [section] if inner is None else [f"{section}.{key}" for key in inner]
-    return names
+        fields += [(section, field)] if inner is None else [(f"{section}.{key}", below) for key, below in inner.items()]
+    return [f"| `{name}` | {_default(field)} | {field.description} |" for name, field in fields]
 
 
-@pytest.mark.parametrize("name", settings())
-def test_every_setting_is_documented(name: str) -> None:
-    assert f"| `{name}` |" in CONFIGURATION
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is None or value == {}:
+        return "–" if value is None else "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+@pytest.mark.parametrize("row", setting_rows())
+def test_every_setting_is_documented_with_its_default(row: str) -> None:
+    assert row in CONFIGURATION.splitlines()
+
+
+@pytest.mark.parametrize("name", get_args(FaultClass))
+def test_the_documented_mode_of_a_class_is_the_default(name: str) -> None:
+    row = next(line for line in CONFIGURATION.splitlines() if line.startswith(f"| `{name}` |"))
+    assert row.endswith(f" | {PolicyConfig().row(name).mode} |")
 
 
 @pytest.mark.parametrize("name", get_args(FaultClass))
