@@ -22,9 +22,9 @@ from pipelines.ledger.shapes import LedgerError
 from pipelines.record import Record, RecordConfig
 from pipelines.settings import ConsoleSettings
 from recovery.action import RECOVERY_TYPES
+from tests.machine import program
 from tests.simulated_ledger import SimulatedLedger
 
-CHROMIUM = Path("/usr/bin/chromium")
 WIDTH, HEIGHT = 1400, 900
 PATIENCE_SECONDS = 120.0
 
@@ -103,7 +103,7 @@ def console_lab(folder: Path, sockets: Path) -> Iterator[ConsoleLab]:
 def chromium() -> Iterator[Browser]:
     """The system's Chromium; nothing is downloaded."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=str(program("chromium")), args=["--no-sandbox"])
         try:
             yield browser
         finally:

@@ -1,7 +1,6 @@
 """A real Apache Kafka for the session: the one that TRANSOM_BOOTSTRAP names, else our own, started once."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from ingest.clock import SystemClock
 from pipelines.broker.broker import LocalBroker
+from tests.machine import program
 
 _numbers = count()
 
@@ -20,8 +20,8 @@ def make_broker(folder: Path) -> LocalBroker:
     return LocalBroker(
         folder,
         cache / "transom" / "kafka",
-        java=shutil.which("java"),
-        mvn=shutil.which("mvn"),
+        java=str(program("java")),
+        mvn=str(program("mvn")),
         clock=SystemClock(),
     )
 

@@ -15,6 +15,7 @@ from pipelines.broker.broker import LocalBroker
 from pipelines.children import Children
 from pipelines.console import ConsolePlan, PortTaken, console_plan, has_streamlit
 from pipelines.demo.drive import Demo, DemoOptions, figures
+from pipelines.demo.faults import Outcome
 from pipelines.demo.show import Show
 from pipelines.extras import require
 from pipelines.figures import write_figures
@@ -23,6 +24,7 @@ from pipelines.places import Places
 from pipelines.settings import Settings, load_settings
 from pipelines.up import start_services
 
+SECURITY = {"security_protocol", "ssl_cafile", "sasl_mechanism", "sasl_username", "sasl_password_file"}
 SETTINGS = """\
 # Written by `transom demo`. Beside the defaults: what touches a node is done by itself here (the default is
 # "observe"), and an incident is resolved after a few steps, so that a demo takes minutes and not hours.
@@ -32,6 +34,7 @@ state_dir = "{state}"
 kind = "{kind}"
 bootstrap_servers = "{servers}"
 prefix = "{prefix}"
+{security}
 
 [recover]
 probation_steps = 3
@@ -125,17 +128,19 @@ def _write_settings(state: Path, settings: Settings, servers: str | None, clock:
     kind = "kafka" if servers is not None else settings.bus.kind
     config = state / "transom.toml"
     prefix = settings.bus.prefix if kind == "sqlite" else f"{settings.bus.prefix}-demo-{int(clock.now()):x}"
-    config.write_text(
-        SETTINGS.format(state=state, kind=kind, servers=servers or settings.bus.bootstrap_servers, prefix=prefix),
-        encoding="utf-8",
+    given = settings.bus.model_dump(include=SECURITY, exclude_none=True) if servers is None else {}
+    text = SETTINGS.format(
+        state=state,
+        kind=kind,
+        servers=servers or settings.bus.bootstrap_servers,
+        prefix=prefix,
+        security="\n".join(f'{name} = "{value}"' for name, value in sorted(given.items())),
     )
+    config.write_text(text, encoding="utf-8")
     return config
 
 
-def _row(outcome: object) -> Mapping[str, object]:
-    from pipelines.demo.faults import Outcome
-
-    assert isinstance(outcome, Outcome)
+def _row(outcome: Outcome) -> Mapping[str, object]:
     verdict, action = outcome.verdict, outcome.action
     return {
         "fault": outcome.fault.name,

@@ -1,0 +1,31 @@
+"""What only some machines have: a test that needs it is skipped with the reason, and fails where nothing may be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+MAY_NOT_SKIP = "TRANSOM_TESTS_MAY_NOT_SKIP"  # set in CI
+PACKAGES = {"java": "a Java 17", "mvn": "Maven", "chromium": "Chromium"}
+
+
+def program(name: str) -> Path:
+    """Its path; without it the test is skipped, and the end of the run says what to install."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"this machine has no {name}: install {PACKAGES[name]} to run this test")
+    return Path(found)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where nothing may be skipped, a skip is a failure that carries its reason."""
+    report = yield
+    if report.skipped and os.environ.get(MAY_NOT_SKIP) and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
+    return report
