@@ -49,4 +49,4 @@ def _secret(file: str | None) -> str | None:
 
 def own_command(*arguments: str) -> list[str]:
     """The command line that starts another of our services with this interpreter, whatever is on the path."""
-    return [sys.executable, "-P", "-m", "pipelines", *arguments]
+    return [sys.executable, "-u", "-P", "-m", "pipelines", *arguments]  # -u: a log in the order in which it was said

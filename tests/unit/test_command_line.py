@@ -57,7 +57,7 @@ def told_by_the_end_of(folder: Path, program: str) -> str:
     clock = SystemClock()
     with Children(folder, clock) as children:
         (folder / "service.log").write_text("transom: an old trouble of an earlier life\n")
-        child = children.start("service", [sys.executable, "-c", program])
+        child = children.start("service", [sys.executable, "-u", "-c", program])
         child.process.wait()
         with pytest.raises(ChildFailed) as caught:
             children.check()
