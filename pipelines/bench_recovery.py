@@ -42,7 +42,7 @@ def measure_replayed_restarts(folder: Path, replays: int = 1000) -> int:
     for gate in KILLED_AT:
         backend.close_gate(gate)
         life = _begin_life(folder, each)
-        _wait_for(lambda: backend.waits_at(gate) and delivered.exists(), gate, life, clock)  # noqa: B023
+        _wait_for(lambda: backend.waits_at(gate) and delivered.exists(), gate, life, clock)  # noqa: B023  called within this round
         life.kill()
         life.wait(LIFE_SECONDS_MAX)
         backend.open_gate(gate)

@@ -145,7 +145,7 @@ class Detect:
             loaded = read_state(self._folder, partition)
             return {} if loaded is None else self._detection.load(partition, *loaded, now=self._clock.now())
         # The bus has all that a state was made of: whatever is wrong with one, it must not stop detection for good.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  any unusable state is read anew, never a crash loop
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             tell(f"detect: the state of partition {partition} cannot be used ({reason}); reading the bus anew")
             self._detection.drop(partition)

@@ -111,7 +111,7 @@ def guarded(call: Call) -> Call:
         except BackendError as error:
             return Unanswered(str(error))
         # A mistake inside one backend must not stop the recovery of other jobs, and its effect is not known.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  an unforeseen fault is "no answer": nothing is concluded from it
             return Unanswered(f"unexpected {type(error).__name__}: {error}")
 
     return guarded_call

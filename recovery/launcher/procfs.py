@@ -57,7 +57,7 @@ def catches(pid: int, number: int) -> bool:
 
 def all_processes() -> list[ProcessStat]:
     """Every process there is now."""
-    stats = (stat_of(int(name)) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208
+    stats = (stat_of(int(name)) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names only)
     return [stat for stat in stats if stat is not None]
 
 
