@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import heapq
 import io
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
@@ -25,6 +26,7 @@ VERSION = 1
 MEMBER_BYTES_MAX = 4 * 2**20  # before compression; a gzip member ends about here
 LINE_BYTES_MAX = 2 * MESSAGE_BYTES_MAX
 READ_BYTES = 256 * 1024
+REORDERED_MAX = 50_000  # records held back to be put in order; some 100 MB of memory
 RUN_FILE = "run.json"
 MESSAGES_FILE = "messages.jsonl.gz"
 _GZIP = 31  # zlib's wbits for a gzip member
@@ -221,7 +223,7 @@ def read_run(folder: Path) -> RunFile:
 
 
 def read_recording(folder: Path) -> Iterator[Record]:
-    """The records, oldest first; a torn last line (a killed recorder) is left out. Raises NotARecording.
+    """The records as they were recorded; a torn last line (a killed recorder) is left out. Raises NotARecording.
 
     A folder that is no recording is refused at the call, not at the first record.
     """
@@ -232,6 +234,23 @@ def read_recording(folder: Path) -> Iterator[Record]:
             f"{folder} is not a recorded run: there is no {MESSAGES_FILE}; give a folder that `transom record` wrote"
         )
     return (_record_of(raw, path) for raw in _Lines(path))
+
+
+def in_bus_order(records: Iterable[Record], held_max: int = REORDERED_MAX) -> Iterator[Record]:
+    """Partitions interleaved by when the bus took each record, each partition in its own order.
+
+    A recorder that was behind took its topics one after another; live detection heard them side by side. At most
+    `held_max` records are held back: what is further out of place stays so.
+    """
+    newest: dict[TopicPartition, float] = {}
+    held: list[tuple[float, int, Record]] = []
+    for count, record in enumerate(records):
+        newest[record.place] = max(record.appended_at, newest.get(record.place, record.appended_at))
+        heapq.heappush(held, (newest[record.place], count, record))
+        if len(held) > held_max:
+            yield heapq.heappop(held)[-1]
+    while held:
+        yield heapq.heappop(held)[-1]
 
 
 def recording_folder_of(recordings: Path, job: str) -> Path:

@@ -17,7 +17,7 @@ from ingest.bus import Record
 from ingest.codec import Codec
 from ingest.events import JOB_TOPICS
 from pipelines.detection import Detection
-from pipelines.recording import read_recording
+from pipelines.recording import in_bus_order, read_recording
 from pipelines.room_configs import detector_config
 from pipelines.settings import Settings
 
@@ -50,12 +50,12 @@ class Replayed:
 
 
 def replay_records(records: Iterable[Record], settings: Settings) -> Replayed:
-    """Feed the records of a recording in their order; time is what the bus had stamped on them."""
+    """Feed the records of a recording in the order of the bus; time is what the bus had stamped on them."""
     detection = Detection(detector_config(settings), RuleBook.shipped())
     codec = Codec(VERDICT_TYPES)
     result = Replayed()
     concluded_at = now = 0.0
-    for record in records:
+    for record in in_bus_order(records):
         if record.topic == "verdicts":
             result.live.append(codec.decode(record.headers, record.value))
         if record.topic not in JOB_TOPICS:

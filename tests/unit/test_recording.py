@@ -2,6 +2,8 @@
 
 import gzip
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,7 @@ from pipelines.recording import (
     RUN_FILE,
     NotARecording,
     RecordingWriter,
+    in_bus_order,
     read_recording,
     read_run,
     recording_folder_of,
@@ -60,6 +63,40 @@ def test_what_is_read_is_what_was_written_in_the_same_order(tmp_path: Path) -> N
     run = read_run(tmp_path)
     assert (run.format, run.version, run.job, run.created_at) == ("transom-recording", 1, JOB, 1000.0)
     assert run.labels == (fault(),)
+
+
+def side_by_side() -> list[Record]:
+    tape = Tape()
+    for step in range(20):
+        tape.tell(msgspec.structs.replace(metrics(step), at=1000.0 + step), logs("a", at=1000.5 + step))
+    return tape.records
+
+
+def test_topics_that_a_recorder_took_one_after_another_are_put_side_by_side() -> None:
+    records = side_by_side()
+    behind = sorted(records, key=lambda record: (record.topic, record.offset))
+    assert behind != records
+    assert list(in_bus_order(behind)) == records
+
+
+def test_a_partition_keeps_its_own_order_whatever_its_times_say() -> None:
+    records = side_by_side()
+    set_back = [replace(record, appended_at=1.0) if record.offset == 7 else record for record in records]
+    for topic in ("logs", "metrics"):
+        assert [record.offset for record in in_bus_order(set_back) if record.topic == topic] == list(range(20))
+
+
+def test_no_more_records_are_held_back_than_said() -> None:
+    taken = 0
+
+    def counted() -> Iterator[Record]:
+        nonlocal taken
+        for record in side_by_side():
+            taken += 1
+            yield record
+
+    next(in_bus_order(counted(), held_max=5))
+    assert taken == 6
 
 
 def test_a_line_is_json_with_the_documented_keys_and_the_file_is_gzip(tmp_path: Path) -> None:
