@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.steps import FEATURES, Floats
+from detectors.steps import TIMINGS, Floats
 
 CLIP = 20.0
 TAIL_QUANTILE = 0.98
@@ -85,8 +85,8 @@ class Ensemble:
         self._model: _Model | None = None
         self._base_rows: list[Floats] = []
         self._base: Floats | None = None
-        self._reference: Floats = np.empty((0, len(FEATURES)))
-        self._fitted: Floats = np.empty((0, len(FEATURES)))  # exactly what the model was fitted on
+        self._reference: Floats = np.empty((0, len(TIMINGS)))
+        self._fitted: Floats = np.empty((0, len(TIMINGS)))  # exactly what the model was fitted on
 
     def preload(self) -> None:
         """Import PyOD now; without it the ensemble is off and `reason` says so."""
@@ -127,7 +127,7 @@ class Ensemble:
         if self._model is None or self._base is None:
             return None
         deviations = self._deviations(rows)[[column]]
-        columns = [FEATURES.index(name) for name in self._state.columns]
+        columns = [TIMINGS.index(name) for name in self._state.columns]
         picked = deviations[:, columns]
         if not np.isfinite(picked).all():
             return None
@@ -180,7 +180,7 @@ class Ensemble:
         """Fit on these rows. Columns by name; those missing somewhere or constant are left out."""
         columns = [
             index
-            for index in range(len(FEATURES))
+            for index in range(len(TIMINGS))
             if np.isfinite(reference[:, index]).all() and float(np.std(reference[:, index])) > 1e-6
         ]
         if len(columns) < 2 or len(reference) < 50:
@@ -199,7 +199,7 @@ class Ensemble:
         start = float(np.quantile(scores, TAIL_QUANTILE))
         beyond = scores[scores > start]
         state = self._state
-        state.columns, state.tail_start = [FEATURES[index] for index in columns], start
+        state.columns, state.tail_start = [TIMINGS[index] for index in columns], start
         state.tail_mean = max(float(np.mean(beyond - start)) if len(beyond) else 0.0, 1e-3 * abs(start), 1e-9)
         state.checks = [float(f"{score:.9g}") for score in scores[:CHECK_ROWS]]
         state.versions = {"numpy": np.__version__}

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.channel import Ended
+from detectors.channels import make_channels
 from detectors.clues import Clue, Condition, Place
 from detectors.config import DetectorConfig
 from detectors.ensemble import Ensemble, EnsembleRefused
@@ -27,7 +29,7 @@ from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics,
 
 TICK_SECONDS = 0.25
 GAP_TICKS_MAX = 2400  # of a longer silence only the end is looked at
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 class Counts(msgspec.Struct):
@@ -50,8 +52,22 @@ class _Attempt:
         self.book = LogBook(rules)
         self.matrix: StepMatrix | None = None
         self.channel: RankChannel | None = None
+        self.channels = make_channels(config)
+        self.listening = {
+            kind: [channel for channel in self.channels.values() if kind in channel.wants]
+            for kind in {kind for channel in self.channels.values() for kind in channel.wants}
+        }
         self.clues: list[Clue] = []
         self.warnings: list[Condition] = []
+
+    def channel_states(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """The states of the channels by their names; arrays are named `<channel>.<array>`."""
+        states: dict[str, Any] = {}
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for name, channel in self.channels.items():
+            states[name], parts = channel.to_state()
+            arrays |= {f"{name}.{array}": values for array, values in parts.items()}
+        return states, arrays
 
 
 class JobDetector:
@@ -110,6 +126,8 @@ class JobDetector:
         attempt = self._attempt
         assert attempt is not None
         attempt.roster.observe(message, place)
+        for channel in attempt.listening.get(type(message), ()):
+            channel.observe(message, place, attempt.roster)
         if isinstance(message, Metrics) and message.rank >= 0:
             attempt.numbers.observe(message, place)
             self._matrix_of(attempt, message).add(message, place)
@@ -147,6 +165,8 @@ class JobDetector:
             "judge": attempt.judge.to_state(), "book": attempt.book.to_state(), "matrix": None,
             "clues": msgspec.to_builtins(attempt.clues), "warnings": msgspec.to_builtins(attempt.warnings),
         }  # fmt: skip
+        held["channels"], parts = attempt.channel_states()
+        arrays |= {f"channels.{name}": array for name, array in parts.items()}
         if attempt.matrix is not None and attempt.channel is not None:
             held["matrix"], parts = attempt.matrix.to_state()
             arrays |= {f"matrix.{name}": array for name, array in parts.items()}
@@ -194,6 +214,9 @@ class JobDetector:
         attempt.book = LogBook.from_state(held["book"], self.rules)
         attempt.clues = msgspec.convert(held["clues"], list[Clue])
         attempt.warnings = msgspec.convert(held["warnings"], list[Condition])
+        for name, channel in attempt.channels.items():
+            if name in held["channels"]:  # a channel that is newer than the state begins anew
+                channel.load_state(held["channels"][name], _part(arrays, f"channels.{name}."))
         if held["matrix"] is not None:
             attempt.matrix = StepMatrix.from_state(held["matrix"], _part(arrays, "matrix."), config.steps)
             attempt.channel = RankChannel.from_state(
@@ -242,6 +265,8 @@ class JobDetector:
         findings = self._score(attempt, now)
         clues, attempt.clues = attempt.clues, []
         warnings, attempt.warnings = attempt.warnings, []
+        told = [thing for channel in attempt.channels.values() for thing in channel.look(now, roster)]
+        clues += [thing for thing in told if isinstance(thing, Clue)]
         numbers = attempt.numbers.look(now, roster)
         clues += [numbers] if numbers is not None else []
         moved = roster.moved_at is not None and judge.hang_open and roster.moved_at > judge.opened_at
@@ -260,6 +285,11 @@ class JobDetector:
             self._out += self._say(attempt, finding, now)
         for warning in warnings:
             self._out += judge.begin(now, warning)
+        for thing in told:
+            if isinstance(thing, Ended):
+                self._out += judge.end(now, thing.key)
+            elif isinstance(thing, Condition) and not judge.over:
+                self._out += judge.begin(now, thing)
         if roster.over:
             self._out += judge.attempt_over(now)
 
@@ -271,6 +301,8 @@ class JobDetector:
         found: list[Finding] = []
         for step in matrix.close(now, {rank.rank for rank in attempt.roster.live()}):
             self.counts.steps += 1
+            for watching in attempt.channels.values():
+                watching.closed(step, matrix, attempt.roster)
             learned = channel.learned
             found += channel.score(matrix, step)
             rows = matrix.rows(step)

@@ -16,11 +16,16 @@ from ingest.events import Metrics
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-FEATURES = (
+TIMINGS = (
     "train.compute.own", "train.compute.duration", "train.step.duration", "train.data.duration",
     "train.forward.duration", "train.backward.duration", "train.optimizer.duration", "train.collective.wait",
     "train.compute.cpu", "train.run_queue.delay",
 )  # fmt: skip
+NUMBERS = (
+    "train.loss", "train.gradient.local_norm", "train.gradient.norm", "train.learning_rate", "train.samples",
+    "train.tokens",
+)  # fmt: skip
+FEATURES = TIMINGS + NUMBERS
 APART = frozenset(("init", "warmup", "checkpoint", "eval"))  # phases whose steps are not compared with training
 NOWHERE = -(2**62)
 
@@ -138,9 +143,9 @@ class StepMatrix:
         return self._values[slot, :, FEATURES.index(feature)].copy()
 
     def rows(self, step: int) -> Floats | None:
-        """rank × feature of one step, features as in FEATURES."""
+        """rank × timing of one step, in seconds, timings as in TIMINGS."""
         slot = step % len(self._step)
-        return self._values[slot].copy() if self._step[slot] == step else None
+        return self._values[slot, :, : len(TIMINGS)].copy() if self._step[slot] == step else None
 
     def report(self, step: int, rank: int) -> tuple[float, int, int | None, int | None]:
         """(ended at, sequence, partition, offset) of the message in which `rank` told of `step`."""

@@ -17,7 +17,8 @@ FaultClass = Literal[
     "straggler", "rank_lost", "node_lost", "hang", "nan", "numeric", "gpu_lost", "gpu_ecc", "nvlink_error",
     "network_error", "cuda_error", "illegal_memory_access", "oom", "host_oom", "storage_error", "disk_full",
     "data_stall", "contended_node", "job_slow", "start_failure", "preempted", "user_error", "collective_timeout",
-    "warning", "unknown",
+    "loss_spike", "divergence", "regime_change", "memory_growth", "throttled", "link_degraded", "checkpoint_failed",
+    "telemetry_gap", "warning", "unknown",
 ]  # fmt: skip
 Severity = Literal["info", "warning", "error", "critical"]
 Advice = Literal["none", "notify", "restart_in_place", "restart_exclude_node", "rollback_restart", "stop"]
@@ -34,7 +35,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """One thing we saw. For a metric: its value beside its peers' median, in `unit`; for a log: the line itself."""
 
-    kind: Literal["log", "metric", "event", "silence"]
+    kind: Literal["log", "metric", "event", "silence", "stack"]
     text: str
     at: float
     rank: int | None = None

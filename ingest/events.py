@@ -86,6 +86,24 @@ class Metrics(Message, frozen=True, kw_only=True):
         return values
 
 
+class DeviceMetrics(Message, frozen=True, kw_only=True):
+    """What a process, a host or one of its devices measured, by time and not by step.
+
+    `device` is `process` (of the rank), `host`, `gpu:0`, `ib:mlx5_0` …; `rank` is whose process or GPU it is, -1 for
+    what all ranks of the node share. `columns[name][i]` was measured at `sampled_at[i]`; counters count up.
+    """
+
+    device: str
+    sampled_at: tuple[At, ...] = ()
+    columns: dict[str, tuple[float | None, ...]] = {}
+
+    def __post_init__(self) -> None:
+        """Columns that do not fit the times are no message; on decoding, msgspec makes an error of this."""
+        rows = len(self.sampled_at)
+        if any(len(values) != rows for values in self.columns.values()):
+            raise ValueError(f"each column must have one entry for each of the {rows} times in sampled_at")
+
+
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     """One record of a rank's output; a traceback or other multi-line record is one `text` with newlines."""
 
@@ -135,6 +153,21 @@ class RankStalled(Message, frozen=True, kw_only=True):
 
     state: str
     since: float
+
+
+class RankStacks(Message, frozen=True, kw_only=True):
+    """Where a rank stands while it should move: its Python stacks (as faulthandler writes them) and its process.
+
+    Empty `stacks`: it did not answer in time, which is evidence too. `state` and `wchan` are /proc's. The sequence
+    numbers are those of the newest collective it has enqueued and completed, where torch's flight recorder tells.
+    """
+
+    stacks: str = ""
+    state: str = ""
+    wchan: str = ""
+    collective: str = ""
+    enqueued: Step | None = None
+    completed: Step | None = None
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,10 +224,12 @@ class FaultInjected(Message, frozen=True, kw_only=True):
 
 MESSAGE_TYPES: Mapping[str, tuple[Topic, type[Message]]] = {
     "metrics.v1": ("metrics", Metrics),
+    "device_metrics.v1": ("metrics", DeviceMetrics),
     "logs.v1": ("logs", Logs),
     "attempt_started.v1": ("events", AttemptStarted),
     "rank_started.v1": ("events", RankStarted),
     "rank_stalled.v1": ("events", RankStalled),
+    "rank_stacks.v1": ("events", RankStacks),
     "rank_exited.v1": ("events", RankExited),
     "attempt_ended.v1": ("events", AttemptEnded),
     "node_heartbeat.v1": ("events", NodeHeartbeat),

@@ -5,6 +5,7 @@ from ingest.events import (
     AttemptEnded,
     AttemptStarted,
     CheckpointEvent,
+    DeviceMetrics,
     ErrorRecord,
     FaultInjected,
     LogLine,
@@ -13,6 +14,7 @@ from ingest.events import (
     NodeHeartbeat,
     RankExited,
     RankPlace,
+    RankStacks,
     RankStalled,
     RankStarted,
     split_non_finite,
@@ -41,6 +43,10 @@ EXAMPLES = {
             LogLine(at=1_790_000_000.125, stream="stdout", text='{"step": 42}'),
         ),
     ),
+    "device_metrics.v1": DeviceMetrics(
+        **STAMP, device="process", sampled_at=(1_790_000_000.0, 1_790_000_001.0),
+        columns={"process.memory.usage": (8.0e8, None)},
+    ),
     "attempt_started.v1": AttemptStarted(
         **NODE_STAMP, world_size=2,
         places=(RankPlace(rank=0, local_rank=0, node="node-0"), RankPlace(rank=1, local_rank=0, node="node-1")),
@@ -51,6 +57,10 @@ EXAMPLES = {
         scheduler_ids={"SLURM_JOB_ID": "12"},
     ),
     "rank_stalled.v1": RankStalled(**STAMP, state="T", since=1_789_999_990.0),
+    "rank_stacks.v1": RankStacks(
+        **STAMP, stacks='Thread 0x1 (most recent call first):\n  File "train.py", line 7 in main', state="S",
+        wchan="ep_poll", collective="all_reduce", enqueued=641, completed=640,
+    ),
     "rank_exited.v1": RankExited(
         **STAMP, exit_code=1, stopped_by_launcher=False,
         error=ErrorRecord(type="ValueError", text="bad batch", traceback="Traceback …"),

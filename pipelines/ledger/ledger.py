@@ -12,7 +12,7 @@ from typing import Any, Self
 from ingest.bus import Record, TopicPartition
 from ingest.clock import Clock
 from ingest.codec import Codec, Undecodable
-from ingest.events import Logs, Metrics, NodeHeartbeat
+from ingest.events import DeviceMetrics, Logs, Metrics, NodeHeartbeat
 from recovery.action import RECOVERY_TYPES
 
 from .engine import duckdb
@@ -213,7 +213,7 @@ class Ledger:
             case Logs():
                 self._waiting.logs.extend(log_rows(record, message))
                 self.state.hear(message)
-            case NodeHeartbeat():
+            case NodeHeartbeat() | DeviceMetrics():
                 self.state.hear(message)
             case _:
                 self._take_story(record, message)

@@ -135,6 +135,7 @@ TABLE_OF_KIND: Mapping[str, str] = {
     "rank_started.v1": "job_event",
     "rank_exited.v1": "job_event",
     "rank_stalled.v1": "job_event",
+    "rank_stacks.v1": "job_event",
     "attempt_ended.v1": "job_event",
     "fault_injected.v1": "job_event",
 }

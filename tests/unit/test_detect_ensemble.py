@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from detectors.ensemble import Ensemble, EnsembleConfig, EnsembleRefused, EnsembleUnavailable, load_model
-from detectors.steps import FEATURES
+from detectors.steps import TIMINGS
 from tests.synthetic_job import SyntheticJob, detect
 
 
 def rows(dice: np.random.Generator, ranks: int = 4) -> np.ndarray:
-    values = 0.1 * (1.0 + dice.normal(0.0, 0.02, (ranks, len(FEATURES))))
-    values[:, FEATURES.index("train.compute.cpu")] = 0.05  # constant: PCA would answer infinity
-    values[:, FEATURES.index("train.optimizer.duration")] = np.nan  # not measured
+    values = 0.1 * (1.0 + dice.normal(0.0, 0.02, (ranks, len(TIMINGS))))
+    values[:, TIMINGS.index("train.compute.cpu")] = 0.05  # constant: PCA would answer infinity
+    values[:, TIMINGS.index("train.optimizer.duration")] = np.nan  # not measured
     return values
 
 
