@@ -8,7 +8,7 @@ import typer
 
 from ckpt_engine.errors import CheckpointError
 from ingest.bus import BusError
-from pipelines.cli import checkpoints, jobs, machine, measures, reads, services
+from pipelines.cli import checkpoints, evaluate, jobs, machine, measures, reads, services
 from pipelines.errors import StatedError
 from pipelines.extras import extra_of
 from recovery.backend import BackendError
@@ -44,6 +44,7 @@ app.command(rich_help_panel="Look")(reads.ack)
 app.command(rich_help_panel="Look")(reads.approve)
 app.command(rich_help_panel="Look")(jobs.replay)
 app.add_typer(measures.bench, name="bench", rich_help_panel="Measure")
+app.command(rich_help_panel="Measure")(evaluate.evaluate)
 
 
 def main() -> None:

@@ -1,0 +1,38 @@
+"""The command that measures detection against labelled input: evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.cli.options import JsonFile
+
+
+def evaluate(
+    target: Annotated[str, typer.Argument(help="What to measure: logs, or the path of a dataset or of recorded runs.")],
+    path: Annotated[Path | None, typer.Argument(help="The target's input, where it is not Transom's own.")] = None,
+    feedback: Annotated[
+        Path | None, typer.Option("--feedback", help="People's words on verdicts, as JSON lines.", dir_okay=False)
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure detection against labelled input, baselines beside it; figures go to --json FILE."""
+    from pipelines.evaluate.evaluation import EvaluateOptions
+    from pipelines.evaluate.targets import evaluate_target
+    from pipelines.figures import write_figures
+
+    console = Console(highlight=False)
+    options = EvaluateOptions(console=Console(stderr=True, highlight=False), feedback=feedback)
+    evaluation = evaluate_target(target, path, options)
+    for part in evaluation.shown:
+        console.print(part)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for figure in evaluation.figures:
+        table.add_row(figure.name, f"{figure.value:.6g}", figure.unit, f"n = {figure.n}")
+    console.print(table)
+    if json_file is not None:
+        write_figures(json_file, evaluation.figures, **evaluation.details)
