@@ -14,6 +14,9 @@ from ingest.bus import TopicPartition
 from ingest.events import AttemptStarted, Message, Metrics, NodeHeartbeat, Topic
 
 
+PROMPT = frozenset((Metrics, NodeHeartbeat))  # sent as soon as they are stamped
+
+
 @dataclass(frozen=True, slots=True)
 class MergeConfig:
     """How long the merge waits for whom."""
@@ -87,7 +90,7 @@ class Merge:
         self._state = _State()
         self._held: list[tuple[float, int, str, str, int, int, Merged]] = []
         self._late: list[Merged] = []
-        self._newest_of: dict[Topic, float] = {}
+        self._newest_of: dict[Topic, float] = dict.fromkeys(TOPIC_OF.values(), float("-inf"))
         self._count = 0
         self._reconnecting = False
 
@@ -109,25 +112,35 @@ class Merge:
 
         `appended_at` is when the bus took it.
         """
-        state = self._state
+        state, at, sequence = self._state, message.at, message.sequence  # the hot path: every message comes by here
         if appended_at is not None:
             self._note_bus(message, appended_at)
         topic = TOPIC_OF[type(message)]
-        self._newest_of[topic] = max(self._newest_of.get(topic, message.at), message.at)
-        state.newest_at = max(state.newest_at, message.at)
-        stream = state.streams.setdefault(_stream_key(message, topic), _Stream())
-        if stream.has(message.sequence):
+        if at > self._newest_of[topic]:
+            self._newest_of[topic] = at
+            state.newest_at = max(state.newest_at, at)
+        if message.attempt > state.attempt:
+            self._begin_attempt(message.attempt)
+        key = _stream_key(message, topic)
+        stream = state.streams.get(key)
+        if stream is None:
+            stream = state.streams[key] = _Stream()
+        if sequence == stream.floor + 1 and not stream.ahead:
+            stream.floor = sequence
+        elif stream.has(sequence):
             state.duplicates += 1
             return
-        stream.add(message.sequence, self.config.gap_max)
-        self._note_nodes(message)
-        if state.watermark is not None and message.at <= state.watermark:
+        else:
+            stream.add(sequence, self.config.gap_max)
+        if topic == "events":
+            self._note_nodes(message)
+        if state.watermark is not None and at <= state.watermark:
             state.late += 1
             self._late.append(Merged(message, place, True))
             return
         self._count += 1  # only breaks ties that no two producers can make
-        entry = (message.at, message.rank, topic, message.node, message.sequence, self._count)
-        heapq.heappush(self._held, (*entry, Merged(message, place, False)))
+        entry = (at, message.rank, topic, message.node, sequence, self._count, Merged(message, place, False))
+        heapq.heappush(self._held, entry)
 
     def take(self, lagging: Collection[Topic] = ()) -> list[Merged]:
         """What may be released now: late messages first, then the order up to the watermark."""
@@ -183,8 +196,9 @@ class Merge:
     def _note_bus(self, message: Message, appended_at: float) -> None:
         """See the end of an outage: a difference of delays, so that a node's clock may be wrong."""
         state = self._state
-        state.bus_at = max(state.bus_at, appended_at)
-        if not isinstance(message, Metrics | NodeHeartbeat):  # those are sent as soon as they are stamped
+        if appended_at > state.bus_at:
+            state.bus_at = appended_at
+        if type(message) not in PROMPT:
             return
         delay = appended_at - message.at
         if delay - state.delays.get(message.node, delay) > self.config.outage_seconds:
@@ -192,12 +206,14 @@ class Merge:
             self._reconnecting = True
         state.delays[message.node] = delay
 
+    def _begin_attempt(self, attempt: int) -> None:
+        state = self._state
+        state.attempt = attempt
+        prefix = f"{attempt}/"
+        state.streams = {key: stream for key, stream in state.streams.items() if key.startswith(prefix)}
+
     def _note_nodes(self, message: Message) -> None:
         state = self._state
-        if message.attempt > state.attempt:
-            state.attempt = message.attempt
-            prefix = f"{message.attempt}/"
-            state.streams = {key: stream for key, stream in state.streams.items() if key.startswith(prefix)}
         if isinstance(message, NodeHeartbeat):
             state.heartbeats[message.node] = max(state.heartbeats.get(message.node, message.at), message.at)
         elif isinstance(message, AttemptStarted):
@@ -216,10 +232,7 @@ class Merge:
 
     def _limit(self, target: float, lagging: Collection[Topic]) -> float:
         for topic in lagging:
-            seen = self._newest_of.get(topic)
-            if seen is None:
-                return float("-inf")
-            target = min(target, seen - self.config.margin_seconds)
+            target = min(target, self._newest_of[topic] - self.config.margin_seconds)
         return target
 
     def _raise_to(self, watermark: float) -> None:
