@@ -236,7 +236,7 @@ class JobDetector:
 
     def _matrix_of(self, attempt: _Attempt, message: Metrics) -> StepMatrix:
         """The step matrix, made for all ranks that are known; a rank nobody announced makes it start again."""
-        if attempt.matrix is None or message.rank not in attempt.matrix.ranks:
+        if attempt.matrix is None or not attempt.matrix.has(message.rank):
             ranks = sorted(attempt.roster.ranks)
             nodes = [attempt.roster.ranks[rank].node for rank in ranks]
             attempt.matrix = StepMatrix(ranks, self.config.steps)

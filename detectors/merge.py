@@ -13,7 +13,6 @@ from detectors.clues import TOPIC_OF, Place
 from ingest.bus import TopicPartition
 from ingest.events import AttemptStarted, Message, Metrics, NodeHeartbeat, Topic
 
-
 PROMPT = frozenset((Metrics, NodeHeartbeat))  # sent as soon as they are stamped
 
 

@@ -70,6 +70,9 @@ class StepMatrix:
     def ranks(self) -> list[int]:
         return self._state.ranks
 
+    def has(self, rank: int) -> bool:
+        return rank in self._column
+
     @property
     def first_step(self) -> int | None:
         """The lowest step seen in this attempt."""
