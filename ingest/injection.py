@@ -1,7 +1,7 @@
 """Faults that a rank does to itself when `transom inject` asks: each once, and only where allowed.
 
 The forward hook of `transom.watch` asks `due` in every training step and does what it is told; what needs
-torch (the repeated forward, tensors made NaN) is done there.
+torch (the repeated forward, tensors made NaN) is done there, what telemetry suffers is done by the reporter.
 """
 
 from __future__ import annotations
@@ -23,21 +23,31 @@ import msgspec
 from .clock import Clock
 from .rank_socket import Inject
 
-FAULTS = ("slow", "nan", "raise", "xid")
+FAULTS = (
+    "slow", "slow_backward", "sleep", "slow_data", "gil_hog", "memory_hog", "nan", "nan_gradient", "scale_gradient",
+    "drop_telemetry", "delay_telemetry", "raise", "xid",
+)  # fmt: skip
 ARMED_FAULTS_MAX = 16
 FACTOR_MAX = 100.0
+GRADIENT_FACTOR_MAX = 1e12
 SECONDS_MAX = 3_600.0
+DELAY_SECONDS_MAX = 60.0
+MEGABYTES_MAX = 64_000.0
+HOG_TICK_SECONDS = 0.1
 DEFAULT_PCI_ADDRESS = "0000:3b:00"
+
+_hoard: list[bytes] = []  # what memory hogs hold
 
 logger = logging.getLogger("transom")
 
 
-@dataclass(frozen=True, slots=True)
-class Slowness:
-    """Repeat the forward computation until `until` (monotonic), so that it takes `factor` times as long."""
+@dataclass(slots=True)
+class Lasting:
+    """A fault that goes on until `until` (monotonic). `owed`: the part of a repetition not yet done."""
 
-    factor: float
+    request: Inject
     until: float
+    owed: float = 0.0
 
 
 class Injector:
@@ -57,8 +67,8 @@ class Injector:
         self._on_fire = on_fire
         self._lock = threading.Lock()
         self._armed: list[Inject] = []
-        self._slow: Slowness | None = None
-        self._extra_due = 0.0
+        self._lasting: dict[str, Lasting] = {}
+        self._gradient_factor: float | None = None
 
     def request(self, body: bytes) -> None:
         """Arm a fault that the launcher asks for, or say in the log why not. Never raises."""
@@ -91,22 +101,66 @@ class Injector:
             else:
                 return None
         self._on_fire(request, step)
-        if request.fault == "slow":
-            self._slow = Slowness(request.factor, self._clock.monotonic() + request.seconds)
+        self._begin(request)
         return request
 
     def extra_forwards(self) -> int:
         """How often to repeat the forward computation in this step; fractions add up over the steps."""
-        slow = self._slow
-        if slow is None:
+        return self._repetitions("slow", 1)
+
+    def extra_backwards(self) -> int:
+        """How many forward computations to add to the backward of this step: a backward is worth two forwards."""
+        return self._repetitions("slow_backward", 2)
+
+    @property
+    def forward_sleep_seconds(self) -> float:
+        """For how long to do nothing in the forward of this step."""
+        return self._delay("sleep")
+
+    @property
+    def data_sleep_seconds(self) -> float:
+        """For how long to keep the next batch back."""
+        return self._delay("slow_data")
+
+    def take_gradient_factor(self, *, last: bool) -> float | None:
+        """What to multiply this step's local gradients by, or None. `last`: they are complete, forget it."""
+        factor = self._gradient_factor
+        if last:
+            self._gradient_factor = None
+        return factor
+
+    def _begin(self, request: Inject) -> None:
+        match request.fault:
+            case "nan_gradient":
+                self._gradient_factor = math.nan
+            case "scale_gradient":
+                self._gradient_factor = request.factor
+            case "memory_hog":
+                _start(lambda: grow_memory(request, self._clock, _hoard), "transom-memory-hog")
+            case "gil_hog":
+                _start(lambda: hold_the_interpreter(request.seconds, self._clock), "transom-gil-hog")
+            case "slow" | "slow_backward" | "sleep" | "slow_data":
+                self._lasting[request.fault] = Lasting(request, self._clock.monotonic() + request.seconds)
+
+    def _running(self, fault: str) -> Lasting | None:
+        lasting = self._lasting.get(fault)
+        if lasting is not None and self._clock.monotonic() >= lasting.until:
+            del self._lasting[fault]
+            return None
+        return lasting
+
+    def _repetitions(self, fault: str, worth: int) -> int:
+        lasting = self._running(fault)
+        if lasting is None:
             return 0
-        if self._clock.monotonic() >= slow.until:
-            self._slow, self._extra_due = None, 0.0
-            return 0
-        self._extra_due += slow.factor - 1.0
-        whole = int(self._extra_due)
-        self._extra_due -= whole
+        lasting.owed += worth * (lasting.request.factor - 1.0)
+        whole = int(lasting.owed)
+        lasting.owed -= whole
         return whole
+
+    def _delay(self, fault: str) -> float:
+        lasting = self._running(fault)
+        return 0.0 if lasting is None else lasting.request.delay_seconds
 
     def crash_like_a_lost_gpu(self) -> NoReturn:
         """Print what the NVIDIA driver prints when a GPU is gone, and die by SIGABRT."""
@@ -120,6 +174,24 @@ class Injector:
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
         os.kill(pid, signal.SIGABRT)
         os._exit(128 + signal.SIGABRT)  # only where SIGABRT is blocked
+
+
+def grow_memory(request: Inject, clock: Clock, kept: list[bytes]) -> None:
+    """Grow this process by so many megabytes a second up to the bound, and keep them until the process ends."""
+    end = clock.monotonic() + request.seconds
+    megabytes = 0.0
+    while clock.monotonic() < end and megabytes < request.megabytes_max:
+        more = min(request.megabytes_per_second * HOG_TICK_SECONDS, request.megabytes_max - megabytes)
+        kept.append(b"\1" * int(more * 1e6))  # written, so that it is resident and not only promised
+        megabytes += more
+        clock.sleep(HOG_TICK_SECONDS)
+
+
+def hold_the_interpreter(seconds: float, clock: Clock) -> None:
+    """Run Python code and nothing else, so that every other thread of this process waits for the interpreter."""
+    end = clock.monotonic() + seconds
+    while clock.monotonic() < end:
+        sum(range(10_000))
 
 
 def raise_injected(step: int) -> NoReturn:
@@ -143,14 +215,25 @@ def made_nan(value: Any) -> Any:
     return value
 
 
+def _start(work: Callable[[], None], name: str) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()
+
+
 def _problem(request: Inject) -> str | None:
     """Why a request cannot be done, or None."""
     if request.fault not in FAULTS:
         return f"{request.fault!r} is not one of {', '.join(FAULTS)}"
-    if not 1.0 <= request.factor <= FACTOR_MAX:
-        return f"the factor is {request.factor}, it must be between 1 and {FACTOR_MAX:g}"
-    if not 0.0 < request.seconds <= SECONDS_MAX:
-        return f"the seconds are {request.seconds}, they must be above 0 and at most {SECONDS_MAX:g}"
     if request.at_step < -1:
         return f"the step is {request.at_step}, it must be -1 (the next) or a step"
+    factor_max = GRADIENT_FACTOR_MAX if request.fault == "scale_gradient" else FACTOR_MAX
+    if not 1.0 <= request.factor <= factor_max:
+        return f"the factor is {request.factor}, it must be between 1 and {factor_max:g}"
+    for name, value, bound in (
+        ("seconds", request.seconds, SECONDS_MAX),
+        ("delay_seconds", request.delay_seconds, DELAY_SECONDS_MAX),
+        ("megabytes_per_second", request.megabytes_per_second, MEGABYTES_MAX),
+        ("megabytes_max", request.megabytes_max, MEGABYTES_MAX),
+    ):
+        if not 0.0 < value <= bound:
+            return f"the {name} are {value}, they must be above 0 and at most {bound:g}"
     return None

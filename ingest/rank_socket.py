@@ -44,12 +44,15 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inject(msgspec.Struct, frozen=True, kw_only=True):
-    """The launcher asks the rank to break itself. `at_step` -1 is the next step."""
+    """The launcher asks the rank to break itself. `at_step` -1 is the next step; each fault reads what it needs."""
 
     fault: str
     at_step: int = -1
     factor: float = 3.0
     seconds: float = 8.0
+    delay_seconds: float = 0.05
+    megabytes_per_second: float = 20.0
+    megabytes_max: float = 500.0
 
 
 def pack(packet_type: str, body: bytes) -> bytes:

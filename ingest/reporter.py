@@ -37,6 +37,7 @@ LINES_MAX = 2_000
 LINES_PER_MESSAGE_MAX = 100
 LINE_CHARS_MAX = 8_192
 FAULTS_MAX = 64
+HELD_PACKETS_MAX = 2_000
 
 Part = TypeVar("Part")
 Kind = TypeVar("Kind", bound=Message)
@@ -75,6 +76,9 @@ class Reporter:
         self._faults: deque[FaultFired] = deque(maxlen=FAULTS_MAX)
         self._better_hello: Hello | None = None
         self._dropped = 0  # here; the socket and the rows count their own
+        self._drop_until = self._hold_until = float("-inf")  # monotonic: injected faults of telemetry
+        self._hold_seconds = 0.0
+        self._held: deque[tuple[float, bytes]] = deque(maxlen=HELD_PACKETS_MAX)  # and when each may go
         self._sequences = {METRICS: 0, LOGS: 0, FAULT_INJECTED: 0}
         self._encoder = msgspec.json.Encoder()
         self._wake = threading.Event()
@@ -103,6 +107,15 @@ class Reporter:
     def add_fault(self, fault: str, parameters: Mapping[str, float]) -> None:
         """Tell that an injected fault fires now: the label of a recorded run."""
         self._faults.append(FaultFired(self._clock.now(), fault, parameters))
+
+    def drop_all(self, seconds: float) -> None:
+        """An injected fault: for `seconds` what is reported is lost on its way, labels of faults excepted."""
+        self._drop_until = self._clock.monotonic() + seconds
+
+    def hold_back(self, delay_seconds: float, seconds: float) -> None:
+        """An injected fault: for `seconds` everything is reported `delay_seconds` late, in its order."""
+        self._hold_seconds = delay_seconds
+        self._hold_until = self._clock.monotonic() + seconds
 
     def introduce(self, hello: Hello) -> None:
         """Say hello again, knowing more."""
@@ -133,6 +146,7 @@ class Reporter:
         self._queue_metrics()
         self._queue_faults()
         self._queue_lines()
+        self._let_go(self._clock.monotonic())
         self._socket.pump()
         for packet in self._socket.receive():
             self._obey(packet)
@@ -143,6 +157,7 @@ class Reporter:
             self._socket.drain(FLUSH_SECONDS)  # returns at once unless the launcher is slow to take a backlog
             self._wake.wait(FLUSH_SECONDS)
         self._tick_harmlessly()
+        self._let_go(float("inf"))
         self._socket.drain(LAST_WORDS_SECONDS)
         self._socket.close()
 
@@ -209,8 +224,24 @@ class Reporter:
         if len(packet_type) + 1 + len(body) > PACKET_BYTES_MAX:
             return False
         self._sequences[packet_type] += 1
-        self._socket.put(pack(packet_type, body))
+        self._send(packet_type, pack(packet_type, body))
         return True
+
+    def _send(self, packet_type: str, packet: bytes) -> None:
+        """To the socket; or where a fault of telemetry was asked for, later or never."""
+        now = self._clock.monotonic()
+        if packet_type == FAULT_INJECTED:
+            self._socket.put(packet)
+        elif now < self._drop_until:
+            return
+        elif now < self._hold_until or self._held:
+            self._held.append((now + (self._hold_seconds if now < self._hold_until else 0.0), packet))
+        else:
+            self._socket.put(packet)
+
+    def _let_go(self, now: float) -> None:
+        while self._held and self._held[0][0] <= now:
+            self._socket.put(self._held.popleft()[1])
 
     def _message(self, packet_type: str, kind: type[Kind], **fields: object) -> Kind:
         identity = self._identity

@@ -160,10 +160,18 @@ class Run:
         if self._reporter is None:
             return
         logger.warning("transom: injecting %r in step %d, as `transom inject` asked", request.fault, step)
-        parameters = {"step": float(step), "factor": request.factor, "seconds": request.seconds}
+        parameters = {
+            "step": float(step), "factor": request.factor, "seconds": request.seconds,
+            "delay_seconds": request.delay_seconds, "megabytes_per_second": request.megabytes_per_second,
+            "megabytes_max": request.megabytes_max,
+        }  # fmt: skip
         self._reporter.add_fault(request.fault, parameters)
         if request.fault == "xid":
             self.stop()  # the process dies next; the label would die with it
+        elif request.fault == "drop_telemetry":
+            self._reporter.drop_all(request.seconds)
+        elif request.fault == "delay_telemetry":
+            self._reporter.hold_back(request.delay_seconds, request.seconds)
 
     def _sample(self, name: str, value: Any) -> Sample | None:
         try:

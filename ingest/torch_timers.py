@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -66,6 +66,7 @@ class TimedLoader(Generic[Batch]):
         self._watch.data_begin()
         batches = iter(self._loader)
         while True:
+            self._watch.delay_data()
             try:
                 batch = next(batches)
             except StopIteration:
@@ -102,6 +103,7 @@ class Watch:
         if optimizer is not None:
             timers = self._timers
             self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._safely(timers.optimizer_begin)))
+            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._spoil_all(optimizer)))
             self._handles.append(optimizer.register_step_post_hook(lambda *_: self._safely(timers.optimizer_end)))
 
     def remove(self) -> None:
@@ -124,6 +126,28 @@ class Watch:
     def data_end(self) -> None:
         if threading.get_ident() == self._meter.thread_id:
             self._safely(self._timers.data_end)
+
+    def delay_data(self) -> None:
+        """Keep the next batch back where `transom inject` asked for that."""
+        seconds = self._run.injector.data_sleep_seconds
+        if seconds and self.watching:
+            self._run.clock.sleep(seconds)
+
+    def spoil(self, bucket: GradBucket) -> None:
+        """Multiply the local gradients of a bucket where `transom inject` asked for that."""
+        factor = self._run.injector.take_gradient_factor(last=bucket.is_last())
+        if factor is not None and self.watching:
+            bucket.buffer().mul_(factor)
+
+    def _spoil_all(self, optimizer: torch.optim.Optimizer) -> None:
+        """The same for a model whose gradients come in no bucket of ours."""
+        factor = self._run.injector.take_gradient_factor(last=True)
+        if factor is None or not self.watching:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
 
     def bucket_ready(self, bucket: GradBucket, norms: list[torch.Tensor]) -> None:
         """A bucket's local gradients are complete: note their norm; with the last bucket, waiting begins."""
@@ -165,6 +189,11 @@ class Watch:
         request = injector.due(step)
         for _ in range(injector.extra_forwards()):
             _repeat_forward(module, args, kwargs)
+        if injector.forward_sleep_seconds:
+            self._run.clock.sleep(injector.forward_sleep_seconds)
+        more = injector.extra_backwards()
+        if more:
+            _work_in_backward(output, more, lambda: _repeat_forward(module, args, kwargs))
         if request is None:
             return None
         if request.fault == "xid":
@@ -197,6 +226,7 @@ class Reduction:
 
     def __call__(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self.watch is not None:
+            self.watch.spoil(bucket)
             self.watch.bucket_ready(bucket, self._norms)
         averaged = bucket.buffer().div_(self._world_size)
         work = dist.all_reduce(averaged, group=self._group, async_op=True)
@@ -315,6 +345,22 @@ def _gpu(device: torch.device) -> Gpu:
 
 def _trains(module: torch.nn.Module) -> bool:
     return module.training and torch.is_grad_enabled()
+
+
+def _work_in_backward(output: Any, times: int, work: Callable[[], None]) -> None:
+    """Do `work` so often when backward has reached `output`: the first tensor in it that has a gradient."""
+
+    def hook(_gradient: torch.Tensor) -> None:
+        for _ in range(times):
+            work()
+
+    parts = (
+        output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else [output]
+    )
+    for part in parts:
+        if isinstance(part, torch.Tensor) and part.requires_grad:
+            part.register_hook(hook)
+            return
 
 
 def _repeat_forward(module: torch.nn.Module, args: Any, kwargs: Any) -> None:

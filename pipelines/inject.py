@@ -7,18 +7,9 @@ from random import Random
 
 from ingest.clock import Clock
 from pipelines.errors import StatedError
+from pipelines.injectable import FAULTS
 from pipelines.places import Places
 from recovery.backends.local import LocalBackend
-
-FAULTS: Mapping[str, str] = {
-    "kill": "SIGKILL the rank",
-    "stop": "SIGSTOP the rank",
-    "cont": "SIGCONT the rank",
-    "slow": "compute the forward pass `factor` times, for `seconds`",
-    "nan": "multiply the forward's output by NaN in step `at_step`",
-    "raise": "raise an exception in the forward of step `at_step`",
-    "xid": "print a GPU Xid 79 line and die",
-}
 
 
 class InjectRefused(StatedError):
@@ -36,6 +27,10 @@ class Injector:
         """Do `fault` to `rank`. Raises InjectRefused; what the backend raises passes through."""
         if fault not in FAULTS:
             raise InjectRefused(f"there is no fault {fault!r}; known: {', '.join(sorted(FAULTS))}")
+        unknown = set(parameters) - set(FAULTS[fault].parameters)
+        if unknown:
+            known = ", ".join(FAULTS[fault].parameters) or "none"
+            raise InjectRefused(f"{fault} does not read {min(unknown)}; its parameters: {known}")
         if not self._places.job(job).exists():
             raise InjectRefused(
                 f"there is no job {job!r} in {self._places.state}; `transom run --allow-inject` makes one"

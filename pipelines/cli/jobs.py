@@ -15,6 +15,7 @@ from ingest.clock import SystemClock
 from pipelines.cli.options import Bootstrap, BusKind, Config, JsonFile, StateDir, settings_arguments, settings_from
 from pipelines.cli.torchrun_flags import refuse_flag, refuse_more_machines
 from pipelines.errors import StatedError
+from pipelines.injectable import FAULTS, listed
 
 PASS_THROUGH = {"allow_extra_args": False, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -150,12 +151,20 @@ def _whole_name(script: str, module: bool) -> str:
 
 
 def inject(
-    fault: Annotated[str, typer.Argument(help="kill, stop, cont, slow, nan, raise or xid.")],
+    fault: Annotated[str, typer.Argument(help=f"One of {', '.join(FAULTS)}.")],
     job: Annotated[str, typer.Option("--job", help="The job to break; it must run with --allow-inject.")],
     rank: Annotated[int, typer.Option("--rank", min=0, help="The rank to break.")],
-    factor: Annotated[float, typer.Option(min=1.0, help="slow: how often the forward pass is computed.")] = 3.0,
-    seconds: Annotated[float, typer.Option(min=0.0, help="slow: for how long.")] = 8.0,
-    at_step: Annotated[int, typer.Option(help="nan, raise: in which step; -1 is the next.")] = -1,
+    factor: Annotated[
+        float | None, typer.Option(min=1.0, help="How many times as much or as long (default: 3).")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="For how long (default: 8).")] = None,
+    delay_seconds: Annotated[
+        float | None, typer.Option(min=0.0, help="How long each step, batch or message waits (default: 0.05).")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="cpu_hog: how many (default: 2).")] = None,
+    megabytes_per_second: Annotated[float | None, typer.Option(min=0.0, help="memory_hog (default: 20).")] = None,
+    megabytes_max: Annotated[float | None, typer.Option(min=0.0, help="memory_hog (default: 500).")] = None,
+    at_step: Annotated[int | None, typer.Option(help="In which step a rank does it (default: the next).")] = None,
     config: Config = None,
     state_dir: StateDir = None,
 ) -> None:
@@ -164,13 +173,17 @@ def inject(
     from pipelines.places import Places
 
     settings = settings_from(config, state_dir)
-    parameters = {
-        "slow": {"factor": factor, "seconds": seconds},
-        "nan": {"at_step": float(at_step)},
-        "raise": {"at_step": float(at_step)},
-    }
-    Injector(Places.of(settings), SystemClock()).inject(job, rank, fault, parameters.get(fault, {}))
+    given = {
+        "factor": factor, "seconds": seconds, "delay_seconds": delay_seconds, "processes": processes,
+        "megabytes_per_second": megabytes_per_second, "megabytes_max": megabytes_max, "at_step": at_step,
+    }  # fmt: skip
+    parameters = {name: float(value) for name, value in given.items() if value is not None}
+    Injector(Places.of(settings), SystemClock()).inject(job, rank, fault, parameters)
     typer.echo(f"{fault} into rank {rank} of {job}")
+
+
+# Typer keeps paragraphs of a docstring, and a table of faults belongs where a person asks for help.
+inject.__doc__ = f"{inject.__doc__}\n\n{listed()}"
 
 
 def replay(

@@ -25,37 +25,37 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 import transom
 
 VOCABULARY = 256  # bytes
-WIDTH, LAYERS, HEADS, CONTEXT = 192, 4, 6, 128
-BATCH, LEARNING_RATE, SEED = 4, 1e-3, 7
+HEAD_WIDTH = 32
+LEARNING_RATE = 1e-3
 
 
 class Block(nn.Module):
     """Causal attention and a feed-forward layer, each added to what comes in."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.before_attention, self.before_feed_forward = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.queries_keys_values, self.mixed = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.before_attention, self.before_feed_forward = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.queries_keys_values, self.mixed = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
+        batch, length, width = x.shape
         projected = self.queries_keys_values(self.before_attention(x))
-        heads = projected.view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        heads = projected.view(batch, length, 3, width // HEAD_WIDTH, HEAD_WIDTH).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
-        attended = attended.transpose(1, 2).reshape(batch, length, WIDTH)
+        attended = attended.transpose(1, 2).reshape(batch, length, width)
         x = x + self.mixed(attended)
         return x.add(self.feed_forward(self.before_feed_forward(x)))
 
 
 class GPT(nn.Module):
-    """1.85 million parameters; gives the scores of the next byte at every position."""
+    """Gives the scores of the next byte at every position; 1.85 million parameters where nothing else is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, layers: int, context: int) -> None:
         super().__init__()
-        self.bytes, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.last = nn.LayerNorm(WIDTH)
+        self.bytes, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
+        self.last = nn.LayerNorm(width)
         for embedding in (self.bytes, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)
 
@@ -68,27 +68,29 @@ class GPT(nn.Module):
 class Windows(Dataset[tuple[Tensor, Tensor]]):
     """Every stretch of the text, and the same one byte later."""
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, context: int) -> None:
         self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+        self.context = context
 
     def __len__(self) -> int:
-        return len(self.text) - CONTEXT
+        return len(self.text) - self.context
 
     def __getitem__(self, start: int) -> tuple[Tensor, Tensor]:
-        window = self.text[start : start + CONTEXT + 1]
+        window = self.text[start : start + self.context + 1]
         return window[:-1], window[1:]
 
 
 class StepSampler(Sampler[int]):
     """Endless, and a function of the step: a job that resumes goes on as if it had not stopped."""
 
-    def __init__(self, size: int, first_step: int, rank: int, world_size: int) -> None:
-        self.size, self.first_step, self.rank, self.world_size = size, first_step, rank, world_size
+    def __init__(self, size: int, batch: int, first_step: int, rank: int, world_size: int, seed: int) -> None:
+        self.size, self.batch, self.first_step, self.seed = size, batch, first_step, seed
+        self.rank, self.world_size = rank, world_size
 
     def __iter__(self) -> Iterator[int]:
         for step in itertools.count(self.first_step):
-            dice = torch.Generator().manual_seed(SEED + step * self.world_size + self.rank)
-            yield from torch.randint(self.size, (BATCH,), generator=dice).tolist()
+            dice = torch.Generator().manual_seed(self.seed + step * self.world_size + self.rank)
+            yield from torch.randint(self.size, (self.batch,), generator=dice).tolist()
 
 
 class RandomState:
@@ -106,6 +108,12 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=1_000_000, help="the last step")
     arguments.add_argument("--save-every", type=int, default=5, help="steps from one checkpoint to the next")
     arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    arguments.add_argument("--width", type=int, default=192, help=f"of the model, a multiple of {HEAD_WIDTH}")
+    arguments.add_argument("--layers", type=int, default=4, help="of the model")
+    arguments.add_argument("--context", type=int, default=128, help="bytes that the model sees at once")
+    arguments.add_argument("--batch", type=int, default=4, help="stretches of text in a rank's batch")
+    arguments.add_argument("--workers", type=int, default=0, help="processes that load each rank's data")
+    arguments.add_argument("--seed", type=int, default=7)
     options = arguments.parse_args()
 
     run = transom.init()
@@ -115,8 +123,8 @@ def main() -> None:
     if options.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    torch.manual_seed(SEED + rank)
-    model = DistributedDataParallel(GPT().to(device), bucket_cap_mb=64)
+    torch.manual_seed(options.seed + rank)
+    model = DistributedDataParallel(GPT(options.width, options.layers, options.context).to(device), bucket_cap_mb=64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
 
     checkpointer = transom.Checkpointer()
@@ -126,9 +134,11 @@ def main() -> None:
         checkpointer.load(into=state, step=run.resume_step)
         first_step = run.resume_step + 1
 
-    text = Windows(Path(__file__).with_name("harbour.txt").read_bytes())
-    sampler = StepSampler(len(text), first_step, rank, world_size)
-    loader = DataLoader(text, batch_size=BATCH, sampler=sampler, generator=torch.Generator())
+    text = Windows(Path(__file__).with_name("harbour.txt").read_bytes(), options.context)
+    sampler = StepSampler(len(text), options.batch, first_step, rank, world_size, options.seed)
+    loader = DataLoader(
+        text, batch_size=options.batch, sampler=sampler, generator=torch.Generator(), num_workers=options.workers
+    )
     batches = transom.watch(model, optimizer, loader)
     for step, (tokens, targets) in zip(range(first_step, options.steps + 1), batches, strict=False):
         scores = model(tokens.to(device))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ingest.events import FaultInjected
 from ingest.rank_socket import Inject
 
 from .control import Respond
+from .outside_faults import PARAMETERS
 from .protocol import (
     CollectStacks,
     Finish,
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from .launcher import Launcher
 
 STACKS_QUIET_LOOKS = 2  # stacks that have not grown for so many looks are whole
-SIGNAL_FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
 
 
 class Commands:
@@ -178,27 +179,24 @@ class Commands:
         rank = share.ranks.get(order.rank) if share else None
         if share is None or rank is None or not rank.alive:
             return Reply(refusal="rejected", text=f"rank {order.rank} does not run on {launcher.config.node}")
-        if order.fault in SIGNAL_FAULTS:
-            injected = FaultInjected(
-                fault=order.fault, parameters=order.parameters, **share.stamp(order.rank, "events")
-            )
-            launcher.publish(injected)  # before it is done: the label comes first
-            rank.send_signal(SIGNAL_FAULTS[order.fault])
-            return Reply(state=self.state())
-        return self._forward(order, rank)
+        if order.fault not in PARAMETERS:
+            return self._forward(order, rank)
+        problem = launcher.faults.problem(order.fault, rank, order.parameters)
+        if problem:
+            return Reply(refusal="rejected", text=problem)
+        parameters = {"step": float(rank.step), **PARAMETERS[order.fault], **order.parameters}
+        label = FaultInjected(fault=order.fault, parameters=parameters, **share.stamp(order.rank, "events"))
+        launcher.publish(label)  # before it is done: the label comes first
+        launcher.faults.do(order.fault, rank, order.parameters)
+        return Reply(state=self.state())
 
     def _forward(self, order: InjectFault, rank: LocalRank) -> Reply:
-        known = {"at_step", "factor", "seconds"}
+        known = set(Inject.__struct_fields__) - {"fault"}
         unknown = set(order.parameters) - known
         if unknown:
             return Reply(refusal="rejected", text=f"parameters are {', '.join(sorted(known))}, not {min(unknown)}")
-        wanted = order.parameters
-        inject = Inject(
-            fault=order.fault,
-            at_step=int(wanted.get("at_step", -1)),
-            factor=wanted.get("factor", 3.0),
-            seconds=wanted.get("seconds", 8.0),
-        )
+        wanted = {**order.parameters, "at_step": int(order.parameters.get("at_step", -1))}
+        inject = msgspec.convert({"fault": order.fault, **wanted}, Inject)
         if self._launcher.telemetry.send_inject(rank.rank, inject):
             return Reply(state=self.state())
         return Reply(refusal="failed", text=f"rank {rank.rank} does not listen; does its script call transom.init()?")

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ingest.bus import Bus
@@ -20,6 +21,7 @@ from .commands import Commands
 from .config import LauncherConfig
 from .control import Control
 from .job_files import BrokenJobFile, read_file, write_file
+from .outside_faults import OutsideFaults
 from .procfs import start_time_of
 from .protocol import NodeFile, RankProcess
 from .publisher import Publisher, dead_letter
@@ -51,6 +53,8 @@ class Launcher:
         self._publisher = Publisher(
             bus, clock, queue_bytes_max=config.limits.publish_queue_bytes_max, warn=self.tell_user
         )
+        checkpoints = config.env.get("TRANSOM_CKPT_DIR")
+        self.faults = OutsideFaults(clock, Path(checkpoints) if checkpoints else None, config.python)
         self._idle_sequence = 0
         self._leave_by: float | None = None
         self._signals = 0
@@ -181,6 +185,7 @@ class Launcher:
         elif share is not None and self._is_due("logs", now, limits.log_flush_seconds):
             share.flush_logs()
         self.commands.tick()
+        self.faults.tick()
         if self._is_due("idle", now, 5.0):
             self.telemetry.drop_silent()
             self._control.drop_idle()
@@ -279,6 +284,7 @@ class Launcher:
                 self.clock.sleep(0.01)
 
     def _close(self) -> None:
+        self.faults.close()
         self.zygote.close()  # and with it whatever rank is left
         if self.share is not None:
             self._see_off(self.share)

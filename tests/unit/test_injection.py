@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from ingest.clock import ManualClock
-from ingest.injection import ARMED_FAULTS_MAX, Injector, made_nan, raise_injected
+from ingest.injection import (
+    ARMED_FAULTS_MAX,
+    Injector,
+    grow_memory,
+    hold_the_interpreter,
+    made_nan,
+    raise_injected,
+)
 from ingest.rank_socket import Inject
 
 
@@ -29,6 +36,16 @@ class Number:
 
     def __mul__(self, factor: float) -> Number:
         return Number(self.value * factor)
+
+
+class TickingClock(ManualClock):
+    """One second passes between two looks."""
+
+    looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return float(self.looks)
 
 
 def request(injector: Injector, **fields: Any) -> None:
@@ -76,6 +93,57 @@ def test_slowness_repeats_the_forward_by_its_factor_until_its_time_is_over() -> 
     assert injector.extra_forwards() == 0
 
 
+def test_a_backward_is_worth_two_forwards_and_lasts_as_long_as_was_asked() -> None:
+    clock = ManualClock(0.0)
+    injector = Injector(clock, allowed=True)
+    request(injector, fault="slow_backward", factor=1.75, seconds=4.0)
+    injector.due(1)
+    assert [injector.extra_backwards() for _ in range(4)] == [1, 2, 1, 2]
+    assert injector.extra_forwards() == 0
+    clock.advance(4.0)
+    assert injector.extra_backwards() == 0
+
+
+@pytest.mark.parametrize(("fault", "read"), [("sleep", "forward_sleep_seconds"), ("slow_data", "data_sleep_seconds")])
+def test_a_delay_is_told_until_its_time_is_over(fault: str, read: str) -> None:
+    clock = ManualClock(0.0)
+    injector = Injector(clock, allowed=True)
+    assert getattr(injector, read) == 0.0
+    request(injector, fault=fault, delay_seconds=0.25, seconds=3.0)
+    injector.due(1)
+    assert [getattr(injector, name) for name in ("forward_sleep_seconds", "data_sleep_seconds")].count(0.25) == 1
+    assert getattr(injector, read) == 0.25
+    clock.advance(3.0)
+    assert getattr(injector, read) == 0.0
+
+
+def test_gradients_are_spoilt_in_all_parts_of_one_step_only() -> None:
+    injector = Injector(ManualClock(0.0), allowed=True)
+    request(injector, fault="scale_gradient", factor=1e6)
+    assert injector.take_gradient_factor(last=True) is None
+    injector.due(1)
+    assert [injector.take_gradient_factor(last=last) for last in (False, True, True)] == [1e6, 1e6, None]
+    request(injector, fault="nan_gradient")
+    injector.due(2)
+    assert math.isnan(injector.take_gradient_factor(last=True) or 0.0)
+
+
+def test_a_memory_hog_grows_at_its_pace_up_to_its_bound_and_keeps_what_it_has() -> None:
+    clock = ManualClock(0.0)
+    kept: list[bytes] = []
+    grow_memory(Inject(fault="memory_hog", megabytes_per_second=10.0, megabytes_max=2.5, seconds=60.0), clock, kept)
+    assert [len(part) for part in kept] == [1_000_000, 1_000_000, 500_000]
+    assert clock.monotonic() == pytest.approx(0.3)
+    grow_memory(Inject(fault="memory_hog", megabytes_per_second=10.0, megabytes_max=100.0, seconds=0.15), clock, kept)
+    assert sum(len(part) for part in kept) == 4_500_000
+
+
+def test_a_thread_that_holds_the_interpreter_lets_it_go_after_its_time() -> None:
+    clock = TickingClock()
+    hold_the_interpreter(3.0, clock)
+    assert clock.looks == 4
+
+
 def test_without_permission_every_fault_is_refused_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     injector = Injector(ManualClock(0.0), allowed=False)
     request(injector, fault="nan")
@@ -87,10 +155,13 @@ def test_without_permission_every_fault_is_refused_in_the_log(caplog: pytest.Log
     ("body", "reason"),
     [
         (b"not json", "malformed"),
-        (b'{"fault": "melt"}', "'melt' is not one of slow, nan, raise, xid"),
+        (b'{"fault": "melt"}', "'melt' is not one of slow, slow_backward, sleep"),
         (b'{"fault": "slow", "factor": 0.5}', "the factor is 0.5"),
         (b'{"fault": "slow", "factor": 1e9}', "the factor is 1000000000.0"),
         (b'{"fault": "slow", "seconds": 0}', "the seconds are 0.0"),
+        (b'{"fault": "scale_gradient", "factor": 1e13}', "the factor is 10000000000000.0"),
+        (b'{"fault": "slow_data", "delay_seconds": 61}', "the delay_seconds are 61.0"),
+        (b'{"fault": "memory_hog", "megabytes_per_second": 0}', "the megabytes_per_second are 0.0"),
         (b'{"fault": "nan", "at_step": -2}', "the step is -2"),
         (b'{"fault": "nan", "at_step": "x"}', "at_step"),
     ],

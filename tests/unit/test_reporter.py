@@ -190,3 +190,36 @@ def test_stopping_sends_what_is_left(launcher: FakeLauncher, rank: Rank) -> None
 def test_stopping_twice_or_before_the_start_is_harmless(rank: Rank) -> None:
     rank.reporter.stop()
     rank.reporter.stop()
+
+
+def test_telemetry_that_is_dropped_on_purpose_is_lost_and_the_label_of_the_fault_is_not(
+    launcher: FakeLauncher, rank: Rank
+) -> None:
+    rank.reporter.tick()
+    rank.reporter.add_fault("drop_telemetry", {"seconds": 2.0})
+    rank.reporter.drop_all(2.0)
+    rank.step(1, loss=1.0)
+    rank.reporter.tick()
+    rank.clock.advance(2.0)
+    rank.step(2, loss=1.0)
+    rank.reporter.tick()
+    launcher.wait_for(lambda: launcher.metrics()[-1:] and launcher.metrics()[-1].steps)
+    assert list(launcher.rows()) == [2]
+    assert [message.sequence for message in launcher.metrics()] == [0, 2]
+    assert [fault["fault"] for fault in launcher.of("fault_injected.v1")] == ["drop_telemetry"]
+
+
+def test_telemetry_that_is_held_back_comes_late_and_in_its_order(launcher: FakeLauncher, rank: Rank) -> None:
+    rank.reporter.hold_back(1.5, 1.0)
+    for step in range(1, 4):
+        rank.step(step, loss=1.0)
+        rank.reporter.tick()
+        rank.clock.advance(0.5)
+    assert rank.socket.pending == 0
+    assert not launcher.metrics()  # of 1000.0 and 1000.5, which go at 1001.5 and 1002.0, and 1001.0 behind them
+    for _ in range(2):
+        rank.reporter.tick()
+        rank.clock.advance(0.5)
+    launcher.wait_for(lambda: len(launcher.metrics()) == 5)
+    assert [message.sequence for message in launcher.metrics()] == list(range(5))
+    assert [message.at for message in launcher.metrics()][:3] == [1_000.0, 1_000.5, 1_001.0]

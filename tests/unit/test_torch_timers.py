@@ -283,6 +283,65 @@ def test_an_injected_slowness_repeats_the_forward_and_leaves_the_random_numbers_
     assert slow.forwards == 3 * len(BATCHES)
 
 
+def test_an_injected_slow_backward_computes_in_the_backward_and_changes_nothing_else(run: Run) -> None:
+    plain, slow = CountingModel(), CountingModel()
+    torch.manual_seed(1)
+    expected = train(Run(None, SystemClock()), plain, torch.optim.SGD(plain.parameters(), lr=0.1), BATCHES)
+    optimizer, loader = watched(run, slow)
+    arm(run, fault="slow_backward", factor=2.0, seconds=600.0)
+    counts: list[int] = []
+    slow.register_forward_hook(lambda module, args, output: counts.append(slow.forwards))
+    torch.manual_seed(1)
+    assert train(run, slow, optimizer, loader) == expected
+    assert counts == [1, 4, 7, 10, 13]  # a step's forward, and two more before the next one
+    assert slow.forwards == 3 * len(BATCHES)
+
+
+@pytest.mark.parametrize("make", [lambda x: {"scores": x, "n": 1}, lambda x: (None, x)], ids=["mapping", "tuple"])
+def test_work_is_done_in_the_backward_of_whatever_holds_a_tensor(make: Any) -> None:
+    done: list[int] = []
+    x = torch.ones(2, requires_grad=True) * 2.0
+    ingest.torch_timers._work_in_backward(make(x), 3, lambda: done.append(1))
+    assert not done
+    x.sum().backward()
+    assert len(done) == 3
+
+
+def test_an_injected_sleep_is_in_the_forward_and_a_slow_loader_in_the_data(launcher: FakeLauncher, run: Run) -> None:
+    model = CountingModel()
+    optimizer, loader = watched(run, model)
+    arm(run, fault="sleep", at_step=1, delay_seconds=0.02, seconds=600.0)
+    arm(run, fault="slow_data", at_step=1, delay_seconds=0.03, seconds=600.0)
+    train(run, model, optimizer, loader)
+    rows = rows_of(launcher, run)
+    assert all(row["train.forward.duration"] >= 0.02 for row in rows.values())
+    assert all(rows[step]["train.data.duration"] >= 0.03 for step in (3, 4, 5))  # the loader was asked before step 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"), [("nan_gradient", math.isnan), ("scale_gradient", lambda n: n > 1e5)], ids=["nan", "scale"]
+)
+def test_poisoned_gradients_are_in_the_local_norm_of_their_step(
+    launcher: FakeLauncher, run: Run, one_process_group: None, fault: str
+) -> None:
+    model = DistributedDataParallel(CountingModel())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = watch_training(run, model, optimizer, list(BATCHES))
+    arm(run, fault=fault, at_step=3, factor=1e6)
+    train(run, model, optimizer, loader)
+    norms = {step: row["train.gradient.local_norm"] for step, row in rows_of(launcher, run).items()}
+    spoilt = [step for step, norm in norms.items() if math.isnan(norm) or norm > 1e5]
+    assert spoilt == ([3] if fault == "scale_gradient" else [3, 4, 5])  # what has become NaN stays so
+
+
+def test_gradients_that_come_in_no_bucket_are_poisoned_before_the_optimizer(run: Run) -> None:
+    model = CountingModel()
+    optimizer, loader = watched(run, model)
+    arm(run, fault="nan_gradient", at_step=2)
+    losses = train(run, model, optimizer, loader)
+    assert [math.isnan(loss) for loss in losses] == [False, False, True, True, True]
+
+
 def test_an_injected_nan_is_in_the_loss_of_its_step(launcher: FakeLauncher, run: Run) -> None:
     model = CountingModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
