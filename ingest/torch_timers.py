@@ -359,7 +359,7 @@ def _work_in_backward(output: Any, times: int, work: Callable[[], None]) -> None
     )
     for part in parts:
         if isinstance(part, torch.Tensor) and part.requires_grad:
-            part.register_hook(hook)
+            part.register_hook(hook)  # type: ignore[no-untyped-call]
             return
 
 
