@@ -8,7 +8,7 @@ import typer
 
 from ckpt_engine.errors import CheckpointError
 from ingest.bus import BusError
-from pipelines.cli import checkpoints, evaluate, jobs, machine, measures, reads, services
+from pipelines.cli import checkpoints, evaluate, jobs, machine, measures, reads, services, simulation
 from pipelines.errors import StatedError
 from pipelines.extras import extra_of
 from recovery.backend import BackendError
@@ -45,6 +45,7 @@ app.command(rich_help_panel="Look")(reads.approve)
 app.command(rich_help_panel="Look")(jobs.replay)
 app.add_typer(measures.bench, name="bench", rich_help_panel="Measure")
 app.command(rich_help_panel="Measure")(evaluate.evaluate)
+app.command(rich_help_panel="Measure")(simulation.simulate)
 
 
 def main() -> None:
