@@ -8,7 +8,7 @@ import typer
 
 from ckpt_engine.errors import CheckpointError
 from ingest.bus import BusError
-from pipelines.cli import checkpoints, evaluate, jobs, machine, measures, reads, services, simulation
+from pipelines.cli import checkpoints, corpus, evaluate, jobs, machine, measures, reads, services, simulation
 from pipelines.errors import StatedError
 from pipelines.extras import extra_of
 from recovery.backend import BackendError
@@ -26,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(rich_help_panel="Try it")(jobs.demo)
+app.command(rich_help_panel="Try it")(diagnose.diagnose)
 app.command(rich_help_panel="Try it")(machine.doctor)
 app.command(rich_help_panel="Train", context_settings=jobs.PASS_THROUGH)(jobs.run)
 app.command(rich_help_panel="Train")(jobs.inject)
@@ -45,6 +46,7 @@ app.command(rich_help_panel="Look")(reads.approve)
 app.command(rich_help_panel="Look")(jobs.replay)
 app.add_typer(measures.bench, name="bench", rich_help_panel="Measure")
 app.command(rich_help_panel="Measure")(evaluate.evaluate)
+app.command(rich_help_panel="Measure")(corpus.record_faults)
 app.command(rich_help_panel="Measure")(simulation.simulate)
 
 

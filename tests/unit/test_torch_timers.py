@@ -318,9 +318,7 @@ def test_an_injected_sleep_is_in_the_forward_and_a_slow_loader_in_the_data(launc
     assert all(rows[step]["train.data.duration"] >= 0.03 for step in (3, 4, 5))  # the loader was asked before step 2
 
 
-@pytest.mark.parametrize(
-    ("fault", "wrong"), [("nan_gradient", math.isnan), ("scale_gradient", lambda n: n > 1e5)], ids=["nan", "scale"]
-)
+@pytest.mark.parametrize("fault", ["nan_gradient", "scale_gradient"])
 def test_poisoned_gradients_are_in_the_local_norm_of_their_step(
     launcher: FakeLauncher, run: Run, one_process_group: None, fault: str
 ) -> None:
