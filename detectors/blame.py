@@ -1,13 +1,20 @@
-"""Who did it: the earliest root by producer time, what explains it better, and whether it is a rank or a node."""
+"""Who did it: the earliest root by producer time, what explains it better, and whether it is a rank or a node.
+
+Times of several nodes are compared by one clock (`clock_skew.py`); where two roots lie closer than the clocks agree,
+the heavier evidence leads (`WEIGHTS`), and where that is equal too nobody is named.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from detectors.clues import Clue
+from detectors.foregoing import Foregoing, explain
 from detectors.roster import Roster
-from detectors.verdict import Advice, Culprit, Evidence, FaultClass, Severity
+from detectors.verdict import Advice, Culprit, Evidence, FaultClass, Severity, Verdict
 
 EXPLAIN_BEFORE_SECONDS = 120.0
 EXPLAIN_AFTER_SECONDS = 120.0
@@ -49,7 +56,16 @@ CLASS_TABLE: Mapping[FaultClass, tuple[Severity, Advice]] = {
     "unknown": ("critical", "restart_in_place"),
 }
 
+# How much one kind of evidence weighs against another; 1.0 is a device's own word.
+WEIGHTS: Mapping[str, float] = {
+    "device": 1.0, "ended by a signal": 0.9, "lost node": 0.9, "nan": 0.9, "stopped or silent": 0.9,
+    "sequence": 0.8, "stack": 0.7, "log": 0.7, "exception": 0.7, "metric": 0.6, "weak": 0.3,
+}  # fmt: skip
+
 DEVICE: frozenset[FaultClass] = frozenset(("gpu_lost", "gpu_ecc", "nvlink_error"))  # the node is to blame
+LINES = ("log", "device")  # what explains an end by having been said before it
+POINTING = ("stack", "sequence")  # says who is waited for; breaks nothing by itself
+SURELY = 0.9  # a hang that silence or the process itself tells of needs no stacks to name its rank
 EXPLAINS_SIGNAL: frozenset[FaultClass] = DEVICE | {
     "host_oom", "cuda_error", "illegal_memory_access", "node_lost", "preempted", "storage_error",
 }  # fmt: skip
@@ -69,42 +85,162 @@ class Blame:
     evidence: tuple[Evidence, ...]
     detector: str
     confirmed: bool
+    pointed: bool = False  # stacks or sequence numbers are part of it
 
 
-def choose(clues: Sequence[Clue], roster: Roster) -> Blame:
-    """Weigh `clues` (at least one). Roots beat the weak, the weak beat those who only suffer; then the earliest."""
-    roots = sorted((clue for clue in clues if clue.role == "root"), key=_order)
+def choose(clues: Sequence[Clue], roster: Roster, before: Sequence[Verdict] = ()) -> Blame:
+    """Weigh `clues` (at least one). Roots beat the weak, the weak beat those who only suffer; then the earliest.
+
+    `before`: conditions that were open shortly before; those of the culprit are named with it.
+    """
+    pointing = sorted((clue for clue in clues if clue.kind in POINTING), key=lambda clue: (-_sure(clue), clue.kind))
+    clues = [clue for clue in clues if clue.kind not in POINTING]
+    assert clues, "stacks alone break nothing"
+    roots = sorted((clue for clue in clues if clue.role == "root"), key=lambda clue: _order(clue, roster))
     dead = {clue.rank: clue for clue in clues if clue.kind == "exit"}
     roots = [clue for clue in roots if not _explains_nothing(clue, dead)]
     if not roots:
-        return _without_root(clues, roster)
-    first = roots[0]
-    better = _explanation(first, clues)
+        return _without_root(clues, roster, pointing)
+    first, rivals = _first(roots, roster)
+    better = _explanation(first, clues, roster)
     lead = better or first
+    if lead.kind == "hang" and pointing:
+        return _pointed(lead, pointing, roster, before)
     culprits, together = _culprits(lead, roots, roster)
     table_severity, table_advice = CLASS_TABLE[lead.fault_class]
     summary = _summary(lead, first, culprits, together, roster, dead.get(lead.rank))
+    if rivals and better is None:
+        culprits, summary = (), f"{summary} {_rivals_words(lead, rivals)}"
     others = [clue for clue in [lead, first, *together] if clue is not lead]
-    suffering = sorted((clue for clue in clues if clue.role in ("cascade", "weak")), key=_order)
+    suffering = sorted(
+        (clue for clue in clues if clue.role in ("cascade", "weak")), key=lambda clue: _order(clue, roster)
+    )
     evidence = _evidence([lead, *others, *suffering[:2]])
     victims = max(0, roster.size - len(_ranks(culprits, roster)))
-    if not culprits and lead.fault_class == "user_error":
+    if not culprits and lead.fault_class == "user_error" and not rivals:
         victims = 0  # all of them did it
-    return Blame(
+    blame = Blame(
         lead=lead, fault_class=lead.fault_class, severity=lead.severity or table_severity,
         advice=lead.advice or table_advice, culprits=culprits, victims=victims, summary=summary, evidence=evidence,
         detector=f"rules/{lead.rule}" if lead.rule else "job_channel" if lead.kind == "nan" else "liveness",
         confirmed=better is not None,
     )  # fmt: skip
+    return _after(blame, before, roster)
 
 
-def _order(clue: Clue) -> tuple[float, int, str]:
-    return (clue.at, -1 if clue.rank is None else clue.rank, clue.source.node)
+def _after(blame: Blame, before: Sequence[Verdict], roster: Roster) -> Blame:
+    """The same, with what had befallen the culprit shortly before."""
+    foregoing: Foregoing | None = explain(blame.lead, blame.culprits, before, confirmed=blame.confirmed)
+    if foregoing is None:
+        return blame
+    severity, advice = blame.severity, blame.advice
+    if foregoing.fault_class is not None:
+        severity, advice = CLASS_TABLE[foregoing.fault_class]
+    return replace(
+        blame, fault_class=foregoing.fault_class or blame.fault_class, severity=severity,
+        advice=foregoing.advice or advice, culprits=foregoing.culprits,
+        summary=f"{blame.summary} {foregoing.sentence}", evidence=(*blame.evidence[:1], *foregoing.evidence,
+        *blame.evidence[1:]), victims=max(0, roster.size - len(_ranks(foregoing.culprits, roster))),
+    )  # fmt: skip
+
+
+def _pointed(lead: Clue, pointing: Sequence[Clue], roster: Roster, before: Sequence[Verdict]) -> Blame:
+    """A hang with stacks or sequence numbers beside it: they name whom silence does not name surely."""
+    best = pointing[0]
+    assert lead.culprits is not None
+    surely = max((culprit.confidence for culprit in lead.culprits), default=0.0)
+    theirs = bool(best.culprits) and surely < SURELY and surely <= _sure(best)
+    culprits = best.culprits if theirs and best.culprits is not None else lead.culprits
+    severity, advice = CLASS_TABLE[lead.fault_class]
+    summary = lead.summary
+    if theirs:
+        step = f" in step {lead.step}" if lead.step is not None else ""
+        summary = f"The job hangs{step} because of {_names(culprits)}: {best.summary}."
+    elif not culprits:
+        summary = f"{lead.summary.rstrip('.')}: {best.summary}."
+    blame = Blame(
+        lead=lead, fault_class=lead.fault_class, severity=lead.severity or severity, advice=lead.advice or advice,
+        culprits=culprits, victims=max(0, roster.size - len(_ranks(culprits, roster))), summary=summary,
+        evidence=_evidence([_shortened(lead), *pointing]), detector="liveness", confirmed=False, pointed=True,
+    )  # fmt: skip
+    return _after(blame, before, roster)
+
+
+def _shortened(clue: Clue) -> Clue:
+    """With two pieces of its evidence, so that what points at somebody has room."""
+    return msgspec.structs.replace(clue, evidence=clue.evidence[:2])
+
+
+def _sure(clue: Clue) -> float:
+    return max((culprit.confidence for culprit in clue.culprits or ()), default=0.0)
+
+
+def _names(culprits: Sequence[Culprit]) -> str:
+    return " and ".join(
+        f"rank {culprit.rank} on {culprit.node}" if culprit.rank is not None else f"node {culprit.node}"
+        for culprit in culprits[:4]
+    )
+
+
+def weight(clue: Clue) -> float:
+    """What this clue weighs beside another of the same moment."""
+    if clue.fault_class in DEVICE:
+        return WEIGHTS["device"]
+    if clue.role in ("weak", "cascade"):
+        return WEIGHTS["weak"]
+    if clue.kind == "exit":
+        return WEIGHTS["ended by a signal" if clue.signal is not None else "exception"]
+    return WEIGHTS[{"node": "lost node", "hang": "stopped or silent"}.get(clue.kind, clue.kind)]
+
+
+def _first(roots: Sequence[Clue], roster: Roster) -> tuple[Clue, list[Clue]]:
+    """The root that leads, and those that might as well: on another node, as heavy, and no clock tells them apart."""
+    earliest = roots[0]
+    tied = [earliest] + [clue for clue in roots[1:] if _tied(earliest, clue, roster)]
+    first = max(tied, key=weight)  # the earliest of the heaviest
+    rivals = [
+        clue
+        for clue in tied
+        if clue is not first
+        and weight(clue) == weight(first)
+        and clue.node != first.node
+        and not _same_blow(first, clue)
+    ]
+    return first, rivals if first.kind != "nan" else []
+
+
+def _tied(first: Clue, second: Clue, roster: Roster) -> bool:
+    apart = _when(second, roster) - _when(first, roster)
+    return apart < roster.clocks.uncertainty(first.source.node, second.source.node)
+
+
+def _same_blow(first: Clue, second: Clue) -> bool:
+    """Ends of one class are named together; of exceptions that is only done where all ranks have them."""
+    both_ends = first.kind == second.kind == "exit" and first.fault_class == second.fault_class
+    return both_ends and first.fault_class != "user_error"
+
+
+def _rivals_words(lead: Clue, rivals: Sequence[Clue]) -> str:
+    other = rivals[0]
+    who = f"rank {other.rank} on {other.node}" if other.rank is not None else f"node {other.node}"
+    seconds = abs(other.at - lead.at)
+    return (
+        f"At the same time, as far as clocks tell ({seconds:.2f} s apart), {who} failed too: who was first is unknown."
+    )
+
+
+def _when(clue: Clue, roster: Roster) -> float:
+    """When it happened, by the clock of the median node."""
+    return clue.at + roster.clocks.offset(clue.source.node)
+
+
+def _order(clue: Clue, roster: Roster) -> tuple[float, int, str]:
+    return (_when(clue, roster), -1 if clue.rank is None else clue.rank, clue.source.node)
 
 
 def _explains_nothing(clue: Clue, dead: Mapping[int | None, Clue]) -> bool:
     """A line of a rank that then died of a signal for which such a line is no reason; a line of a rank that lives."""
-    if clue.kind != "log" or clue.alone:
+    if clue.kind not in LINES or clue.alone:
         return False
     end = dead.get(clue.rank)
     if clue.rank is not None and end is None:
@@ -112,22 +248,22 @@ def _explains_nothing(clue: Clue, dead: Mapping[int | None, Clue]) -> bool:
     return end is not None and end.signal is not None and end.role == "root" and clue.fault_class not in EXPLAINS_SIGNAL
 
 
-def _explanation(first: Clue, clues: Sequence[Clue]) -> Clue | None:
+def _explanation(first: Clue, clues: Sequence[Clue], roster: Roster) -> Clue | None:
     """The earliest line that says why `first` happened: of the same rank, or of its node's kernel."""
     if first.kind not in ("exit", "node"):
         return None
     found = [
         clue
         for clue in clues
-        if clue.kind == "log"
+        if clue.kind in LINES
         and clue.role in ("root", "confirm")
         and clue.fault_class != "warning"
-        and first.at - EXPLAIN_BEFORE_SECONDS <= clue.at <= first.at + EXPLAIN_AFTER_SECONDS
+        and -EXPLAIN_BEFORE_SECONDS <= clue.at - first.at <= EXPLAIN_AFTER_SECONDS
         and (clue.rank == first.rank if clue.rank is not None else clue.node == first.node)
         and (first.signal is None or clue.fault_class in EXPLAINS_SIGNAL)
         and (first.kind != "node" or clue.fault_class in EXPLAINS_SIGNAL)
     ]
-    return min(found, key=_order) if found else None
+    return min(found, key=lambda clue: _order(clue, roster)) if found else None
 
 
 def _culprits(lead: Clue, roots: Sequence[Clue], roster: Roster) -> tuple[tuple[Culprit, ...], list[Clue]]:
@@ -170,11 +306,16 @@ def _summary(
     return lead.summary
 
 
-def _without_root(clues: Sequence[Clue], roster: Roster) -> Blame:
-    """Only sufferers so far. A rank that ended without a word is suspected, one that lost its peers is not."""
-    ends = sorted((clue for clue in clues if clue.kind == "exit"), key=_order)
+def _without_root(clues: Sequence[Clue], roster: Roster, pointing: Sequence[Clue]) -> Blame:
+    """Only sufferers so far. A rank that ended without a word is suspected, one that lost its peers is not, nor one
+    that reported a time-out before it ended: it had waited for somebody."""
+    ordered = sorted(clues, key=lambda clue: _order(clue, roster))
+    ends = [clue for clue in ordered if clue.kind == "exit"]
+    timed_out = {clue.rank for clue in clues if clue.kind == "log" and clue.fault_class == "collective_timeout"}
+    if timed_out:
+        return _timed_out(ordered, timed_out, roster, pointing)
     weak = [clue for clue in ends if clue.role == "weak"]
-    pool = weak or ends or sorted(clues, key=_order)
+    pool = weak or ends or ordered
     lead = pool[0]
     fault_class: FaultClass = "rank_lost" if weak and lead.signal is not None else "unknown"
     severity, advice = CLASS_TABLE[fault_class]
@@ -189,6 +330,31 @@ def _without_root(clues: Sequence[Clue], roster: Roster) -> Blame:
         lead=lead, fault_class=fault_class, severity=severity, advice=advice, culprits=culprits,
         victims=max(0, roster.size - len(culprits)), summary=summary, evidence=_evidence(pool[:4]),
         detector="liveness", confirmed=False,
+    )  # fmt: skip
+
+
+def _timed_out(clues: Sequence[Clue], timed_out: set[int | None], roster: Roster, pointing: Sequence[Clue]) -> Blame:
+    """A collective that timed out, told by those who waited: who did not come is to blame, if anybody is known."""
+    lead = next(clue for clue in clues if clue.kind == "log" and clue.fault_class == "collective_timeout")
+    severity, advice = CLASS_TABLE["collective_timeout"]
+    ended = {clue.rank for clue in clues if clue.kind == "exit"}
+    missing = [rank for rank in roster.ranks.values() if rank.rank not in timed_out | ended and not rank.finished]
+    best = pointing[0] if pointing else None
+    told = f"{len(timed_out)} of {roster.size} ranks waited for a collective until it timed out"
+    culprits: tuple[Culprit, ...] = ()
+    if best is not None and best.culprits:
+        culprits, summary = best.culprits, f"{told}: {best.summary}."
+    elif missing and 2 * len(missing) < roster.size and 2 * len(timed_out) >= roster.size:
+        share = min(0.5, round(1.0 / len(missing), 3))
+        culprits = tuple(Culprit(rank=rank.rank, node=rank.node, confidence=share) for rank in missing[:8])
+        summary = f"{told}; {_names(culprits)} said nothing, so the others may have waited for it."
+    else:
+        summary = f"{told}; who did not come is unknown."
+    return Blame(
+        lead=lead, fault_class="collective_timeout", severity=severity, advice=advice, culprits=culprits,
+        victims=max(0, roster.size - len(_ranks(culprits, roster))), summary=summary,
+        evidence=_evidence([*pointing, *clues[:4]]), detector=f"rules/{lead.rule}" if lead.rule else "liveness",
+        confirmed=False, pointed=bool(pointing),
     )  # fmt: skip
 
 

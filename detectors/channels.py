@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from detectors.channel import Channel
+from detectors.checkpoint_clues import CheckpointChannel
 from detectors.config import DetectorConfig
+from detectors.devices import DeviceChannel
+from detectors.stack_channel import StackChannel
 
 
 def make_channels(config: DetectorConfig) -> dict[str, Channel]:
     """New channels for a new attempt, by the name under which their state is kept."""
-    return {}
+    return {
+        "stacks": StackChannel(),
+        "devices": DeviceChannel(config.devices),
+        "checkpoints": CheckpointChannel(),
+    }

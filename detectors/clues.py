@@ -10,17 +10,18 @@ from detectors.verdict import Advice, Culprit, Evidence, FaultClass, Severity
 from ingest.events import MESSAGE_TYPES, Message, Topic
 
 Role = Literal["root", "weak", "confirm", "cascade"]
-ClueKind = Literal["log", "exit", "hang", "node", "nan"]
+ClueKind = Literal["log", "exit", "hang", "node", "nan", "device", "stack", "sequence"]
 
 TOPIC_OF: dict[type[Message], Topic] = {type_: topic for topic, type_ in MESSAGE_TYPES.values()}
 
 
 class Place(NamedTuple):
-    """Where a message lies on the bus."""
+    """Where a message lies on the bus, and when the bus took it (its own clock)."""
 
     topic: Topic
     partition: int
     offset: int
+    appended_at: float | None = None
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +62,8 @@ class Clue(msgspec.Struct, frozen=True, kw_only=True):
     """One hint at why an attempt breaks. `rank` and `node` say whom it is about, `source` who said it.
 
     `alone`: opens an incident without an exit or a silence beside it. `settled`: nothing more is awaited.
+    Of kind `stack` and `sequence` it says who is waited for, and breaks nothing by itself; of kind `device` it is
+    a counter of a device, which explains an exit as a line of the kernel does.
     """
 
     kind: ClueKind

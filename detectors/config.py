@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from detectors.devices import DevicesConfig
 from detectors.ensemble import EnsembleConfig
 from detectors.job_channel import JobChannelConfig
 from detectors.judge import JudgeConfig
@@ -24,3 +25,4 @@ class DetectorConfig:
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+    devices: DevicesConfig = field(default_factory=DevicesConfig)

@@ -16,9 +16,10 @@ from detectors.clues import Clue, Condition, Place
 from detectors.config import DetectorConfig
 from detectors.ensemble import Ensemble, EnsembleRefused
 from detectors.findings import condition_of
+from detectors.hang import any_stopped, look_for_hang, look_for_stopped
 from detectors.job_channel import JobChannel
 from detectors.judge import Judge
-from detectors.liveness import all_speak, any_stopped, exit_clue, look_for_hang, look_for_lost_node, node_suspect
+from detectors.liveness import all_speak, exit_clue, look_for_lost_node, node_suspect
 from detectors.log_book import LogBook
 from detectors.log_rules import RuleBook
 from detectors.rank_channel import Finding, RankChannel
@@ -226,10 +227,12 @@ class JobDetector:
 
     def _begin_attempt(self, message: Message) -> None:
         """A newer attempt: whatever is open of the old one ends, and nothing of it is carried over."""
+        started = message.at
+        roster = Roster(attempt=message.attempt, started_at=started)
         if self._attempt is not None:
             self._out += self._attempt.judge.close_all(message.at)
-        started = message.at
-        self._attempt = _Attempt(self.job, Roster(attempt=message.attempt, started_at=started), self.config, self.rules)
+            roster.clocks = self._attempt.roster.clocks  # of the nodes, which outlive attempts
+        self._attempt = _Attempt(self.job, roster, self.config, self.rules)
         self.ensemble.reset_ranks()
         if self._tick is None or isinstance(message, AttemptStarted):
             self._tick = max(self._tick or 0, math.floor(started / TICK_SECONDS))
@@ -290,6 +293,9 @@ class JobDetector:
                 self._out += judge.end(now, thing.key)
             elif isinstance(thing, Condition) and not judge.over:
                 self._out += judge.begin(now, thing)
+        for stopped in look_for_stopped(now, roster, config, judge.open_conditions()):
+            self._out += judge.end(now, stopped) if isinstance(stopped, str) else judge.begin(now, stopped)
+        self._out += judge.tick(now)
         if roster.over:
             self._out += judge.attempt_over(now)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from detectors.blame import CLASS_TABLE, Blame, choose
+from detectors.blame import CLASS_TABLE, LINES, POINTING, Blame, choose
 from detectors.clues import Clue, Condition
+from detectors.foregoing import BEFORE_SECONDS
 from detectors.roster import Roster
 from detectors.verdict import Verdict
 
@@ -26,6 +27,9 @@ class JudgeConfig:
     confirm_seconds: float = 120.0  # a confirmation may still change the class of a settled incident
     join_seconds: float = 3.0  # a second rank of the same node, lost the same way, makes it the node
     apart_seconds: float = 30.0  # a death so long after the numbers went bad is a cause of its own
+    reopen_seconds: float = 60.0  # what comes back so soon is the same incident, not a new one
+    cool_down_seconds: float = 600.0  # in which a condition may come back `flaps_max` times
+    flaps_max: int = 3  # after that it is over only when it has been quiet for `reopen_seconds`
     clues_max: int = 256
 
 
@@ -44,6 +48,9 @@ class _State(msgspec.Struct):
     kept: list[Clue] = []  # log lines that explain nothing yet, ends of those who only suffer
     waiting_since: float | None = None  # something has broken, and nobody has said why
     conditions: dict[str, Verdict] = {}
+    closed: dict[str, Verdict] = {}  # conditions that ended a short time ago, by key
+    reopened: dict[str, list[float]] = {}  # when a condition came back
+    ending: dict[str, float] = {}  # conditions that come and go: quiet since
     ids: list[str] = []
     over: bool = False
 
@@ -124,11 +131,25 @@ class Judge:
         return verdicts
 
     def begin(self, now: float, condition: Condition) -> list[Verdict]:
-        """A condition begins; nothing while one of its key is open."""
+        """A condition begins; nothing while one of its key is open. One that was over for less than
+        `reopen_seconds` goes on under its id."""
         state = self._state
+        state.ending.pop(condition.key, None)
         if condition.key in state.conditions:
             return []
         severity, advice = CLASS_TABLE[condition.fault_class]
+        before = state.closed.pop(condition.key, None)
+        if before is not None and now - before.at <= self.config.reopen_seconds:
+            came_back = state.reopened.get(condition.key, [])
+            since = now - self.config.cool_down_seconds
+            state.reopened[condition.key] = [*(at for at in came_back if at > since), now]
+            verdict = _revise(
+                before, now, status="open", severity=condition.severity or severity, culprits=condition.culprits,
+                victims=condition.victims, advice=condition.advice or advice, summary=condition.summary,
+                evidence=condition.evidence[:EVIDENCE_MAX], detector=condition.detector,
+            )  # fmt: skip
+            state.conditions[condition.key] = verdict
+            return [verdict]
         verdict = Verdict(
             verdict_id=self._new_id(condition.source.identity(self.job, self.attempt)), revision=0, job=self.job,
             attempt=self.attempt, fault_class=condition.fault_class, severity=condition.severity or severity,
@@ -140,9 +161,29 @@ class Judge:
         return [verdict]
 
     def end(self, now: float, key: str) -> list[Verdict]:
-        """A condition is over."""
-        verdict = self._state.conditions.pop(key, None)
-        return [] if verdict is None else [_revise(verdict, now, status="closed")]
+        """A condition is over; one that has come back too often stays open until it has been quiet for a while."""
+        state = self._state
+        if key not in state.conditions:
+            return []
+        recent = [at for at in state.reopened.get(key, ()) if at > now - self.config.cool_down_seconds]
+        if len(recent) >= self.config.flaps_max and not state.over:
+            state.ending.setdefault(key, now)
+            return []
+        return [self._close(now, key)]
+
+    def tick(self, now: float) -> list[Verdict]:
+        """Time passes: what comes and goes is over when it was quiet for long; what was over for long is forgotten."""
+        state, wait = self._state, self.config.reopen_seconds
+        if state.closed:
+            state.closed = {key: verdict for key, verdict in state.closed.items() if now - verdict.at <= wait}
+        quiet = sorted(key for key, since in state.ending.items() if now - since > wait) if state.ending else []
+        return [self._close(now, key) for key in quiet]
+
+    def _close(self, now: float, key: str) -> Verdict:
+        state = self._state
+        state.ending.pop(key, None)
+        verdict = state.closed[key] = _revise(state.conditions.pop(key), now, status="closed")
+        return verdict
 
     def recovered(self, now: float) -> list[Verdict]:
         """The hang or the silence is over: the job moves again, the launchers speak again."""
@@ -157,11 +198,11 @@ class Judge:
         if self._state.over:
             return []
         self._state.over = True
-        return [verdict for key in self.open_conditions() for verdict in self.end(now, key)]
+        return [self._close(now, key) for key in self.open_conditions()]
 
     def close_all(self, now: float) -> list[Verdict]:
         """A newer attempt has started: everything of this one ends."""
-        verdicts = [verdict for key in self.open_conditions() for verdict in self.end(now, key)]
+        verdicts = [self._close(now, key) for key in self.open_conditions()]
         if self._state.fatal is not None:
             verdicts.append(_revise(self._state.fatal.verdict, now, status="closed"))
             self._state.fatal = None
@@ -183,7 +224,7 @@ class Judge:
         if fatal is None:
             return False
         if fatal.verdict.settled and fatal.kind == "hang":
-            return clue.kind != "hang" or clue.settled == fatal.verdict.settled
+            return clue.kind not in (*POINTING, "hang") or (clue.kind == "hang" and clue.settled)
         if clue.kind == "hang" and fatal.kind != "hang":
             return not self._apart(fatal, clue)
         return False
@@ -220,7 +261,7 @@ class Judge:
     def _open(self, now: float, since: float, roster: Roster) -> Verdict:
         state = self._state
         clues, state.kept, state.waiting_since = state.kept, [], None
-        blame = choose(clues, roster)
+        blame = choose(clues, roster, self._before(now))
         verdict = Verdict(
             verdict_id=self._new_id(blame.lead.source.identity(self.job, self.attempt)), revision=0, job=self.job,
             attempt=self.attempt, fault_class=blame.fault_class, severity=blame.severity, settled=False,
@@ -237,13 +278,14 @@ class Judge:
         old = fatal.verdict
         if fatal.settled_at is not None and now > fatal.settled_at + self.config.confirm_seconds:
             return []
-        blame = choose(fatal.clues, roster)
+        blame = choose(fatal.clues, roster, self._before(now))
         if old.settled and not self._may_change(fatal, blame, now):
             return []
         settled = old.settled or self._settled(blame, fatal.opened_at, now, roster)
         same = (
             old.settled == settled and old.fault_class == blame.fault_class and old.culprits == blame.culprits
             and old.advice == blame.advice and old.first_bad_step == blame.lead.first_bad_step
+            and not _newly_pointed(blame, old)
         )  # fmt: skip
         if same:
             return []
@@ -262,7 +304,15 @@ class Judge:
         assert fatal.settled_at is not None
         if blame.confirmed and blame.fault_class != fatal.verdict.fault_class:
             return True
+        if _newly_pointed(blame, fatal.verdict):
+            return True
         return now <= fatal.settled_at + self.config.join_seconds and len(fatal.clues) > 1
+
+    def _before(self, now: float) -> list[Verdict]:
+        """Conditions that are open, or were a short time ago."""
+        state = self._state
+        recent = [verdict for verdict in state.closed.values() if now - verdict.at <= BEFORE_SECONDS]
+        return [*state.conditions.values(), *recent]
 
     def _settled(self, blame: Blame, opened_at: float, now: float, roster: Roster) -> bool:
         lead, config = blame.lead, self.config
@@ -282,18 +332,19 @@ class Judge:
         return any(rank.gone for rank in ranks) or waited >= config.root_wait_seconds
 
     def _forget_survived(self, roster: Roster, now: float) -> None:
-        """A line whose rank went on for two steps told of something survived."""
-        self._state.kept = [
-            clue
-            for clue in self._state.kept
-            if clue.kind != "log"
-            or (
-                now <= clue.at + self.config.confirm_seconds
-                and (clue.rank is None or clue.step is None or roster.ranks[clue.rank].step < clue.step + 2)
-            )
-        ]
-        if not any(_breaks(clue) for clue in self._state.kept):
-            self._state.waiting_since = None
+        """A line whose rank went on for two steps told of something survived; stacks of a moving job tell nothing."""
+        state = self._state
+        state.kept = [clue for clue in state.kept if self._still_counts(clue, roster, now)]
+        if not any(_breaks(clue) for clue in state.kept):
+            state.waiting_since = None
+
+    def _still_counts(self, clue: Clue, roster: Roster, now: float) -> bool:
+        if clue.kind in POINTING:
+            return roster.moved_at is None or roster.moved_at <= clue.at
+        if clue.kind not in LINES:
+            return True
+        going_on = clue.rank is not None and clue.step is not None and roster.ranks[clue.rank].step >= clue.step + 2
+        return now <= clue.at + self.config.confirm_seconds and not going_on
 
     def _new_id(self, identity: str) -> str:
         """`identity`, made unlike every id of this attempt: two findings may begin in one message."""
@@ -307,7 +358,15 @@ class Judge:
 
 def _breaks(clue: Clue) -> bool:
     """It means that something has broken; a line in a rank's output alone does not."""
-    return clue.kind != "log" or clue.alone
+    return clue.kind not in (*LINES, *POINTING) or clue.alone
+
+
+def _newly_pointed(blame: Blame, verdict: Verdict) -> bool:
+    """Stacks or sequence numbers say now what the verdict does not have yet."""
+    if not blame.pointed:
+        return False
+    told = {entry.text for entry in verdict.evidence}
+    return any(entry.kind == "stack" and entry.text not in told for entry in blame.evidence[:EVIDENCE_MAX])
 
 
 def _revise(verdict: Verdict, now: float, **changes: Any) -> Verdict:

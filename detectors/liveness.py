@@ -1,11 +1,9 @@
-"""Silence and ends: hung ranks, lost ranks and nodes, and what a rank's exit says about why."""
+"""Ends: lost nodes, and what a rank's exit says about why."""
 
 from __future__ import annotations
 
 import signal as signals
 from dataclasses import dataclass
-
-import msgspec
 
 from detectors.clues import Clue, Place, Role, Source, source_of
 from detectors.log_rules import Hit, RuleBook
@@ -37,39 +35,9 @@ class LivenessConfig:
     ceiling_seconds: float = 60.0  # of no progress at all, in training
     long_ceiling_seconds: float = 600.0  # while a rank checkpoints or evaluates
     ceiling_steps: float = 10.0  # times the median step, where that is more
-    ceiling_longest: float = 3.0  # times the longest step so far, where that is more
-
-
-def look_for_hang(now: float, roster: Roster, config: LivenessConfig) -> Clue | None:
-    """The hang that is there now, if any. Progress, not liveness, is what a job owes."""
-    live, median_step = roster.live(), roster.median_step
-    if not live or roster.over:
-        return None
-    if roster.last_exit_at is not None and now < roster.last_exit_at + config.after_exit_seconds:
-        return None
-    still = now - roster.active_at
-    if not roster.trained:
-        return _startup(now, roster, live, config) if still >= config.startup_ceiling_seconds else None
-    stopped = [rank for rank in live if rank.stalled in STOPPED]
-    if stopped and still >= config.stopped_no_progress_seconds:
-        since = max(rank.stalled_since for rank in stopped)
-        if now - since >= config.stopped_no_progress_seconds:
-            return _hang(now, roster, stopped, "stopped", settled=True)
-    if still < max(config.frozen_seconds, config.frozen_steps * median_step):
-        return None
-    silent = _silent(now, roster, live, config)
-    if silent:
-        one_node = len({rank.node for rank in silent}) == 1
-        return _hang(now, roster, silent, "silent", settled=one_node or still >= _ceiling(live, roster, config))
-    if still < _ceiling(live, roster, config):
-        return None
-    odd = _odd(live)
-    return _hang(now, roster, odd, "odd" if odd else "frozen", settled=True)
-
-
-def any_stopped(roster: Roster) -> bool:
-    """Whether a launcher sees the process of a live rank stopped."""
-    return any(rank.stalled in STOPPED for rank in roster.live())
+    ceiling_longest: float = 3.0  # times the longest step, or the longest such phase, where that is more
+    stopped_alone_seconds: float = 3.0  # a stopped process that nobody waits for is warned of after this
+    gpu_fresh_seconds: float = 15.0  # how old a GPU's last sample may be
 
 
 def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Clue | None:
@@ -216,107 +184,6 @@ def _exit(
         source=source, evidence=(evidence,), summary=summary, rule=hit.rule.id if hit else "", signal=signal,
         severity=hit.rule.severity if hit else None, advice=hit.rule.advice if hit else None,
         step=rank.step if rank.step >= 0 else None,
-    )  # fmt: skip
-
-
-def _silent(now: float, roster: Roster, live: list[RankState], config: LivenessConfig) -> list[RankState]:
-    """Ranks whose heartbeat stopped in training while their launcher and at least as many peers go on."""
-    silent = []
-    for rank in live:
-        node = roster.node(rank.node)
-        if rank.heard_at is None or now - rank.heard_at <= config.heartbeat_old_seconds:
-            continue
-        speaks = node.heard_at is not None and now - node.heard_at <= config.heartbeat_fresh_seconds
-        if speaks and rank.phase in ("train", "collective"):
-            silent.append(rank)
-    fresh = [
-        rank for rank in live if rank.heard_at is not None and now - rank.heard_at <= config.heartbeat_fresh_seconds
-    ]
-    return silent if fresh and len(fresh) >= len(silent) else []
-
-
-def _odd(live: list[RankState]) -> list[RankState]:
-    """The one rank that is behind all others, or the one that is not in the collective with them."""
-    if len(live) < 2:
-        return []
-    behind = [rank for rank in live if rank.step < max(other.step for other in live)]
-    if len(behind) == 1:
-        return behind
-    away = [rank for rank in live if rank.phase != "collective"]
-    return away if not behind and len(away) == 1 else []
-
-
-def _ceiling(live: list[RankState], roster: Roster, config: LivenessConfig) -> float:
-    """The longest that any rank's phase may stand still."""
-    seconds = max(_ceiling_of(rank.phase, config) for rank in live)
-    return max(seconds, config.ceiling_steps * roster.median_step, config.ceiling_longest * roster.longest_step)
-
-
-def _ceiling_of(phase: str, config: LivenessConfig) -> float:
-    if phase in ("train", "collective"):
-        return config.ceiling_seconds
-    return config.long_ceiling_seconds if phase in ("checkpoint", "eval") else config.startup_ceiling_seconds
-
-
-def _startup(now: float, roster: Roster, live: list[RankState], config: LivenessConfig) -> Clue:
-    clue = _hang(now, roster, [], "frozen", settled=True)
-    seconds = now - roster.started_at
-    summary = f"No rank of attempt {roster.attempt} has trained a step {seconds:.0f} s after its start."
-    return msgspec.structs.replace(clue, summary=summary)
-
-
-def _hang(now: float, roster: Roster, ranks: list[RankState], how: str, *, settled: bool) -> Clue:
-    onset = max(roster.moved_at or roster.started_at, roster.started_at)
-    witness = ranks[0] if ranks else min(roster.live(), key=lambda rank: (rank.heard_at or 0.0, rank.rank))
-    last = witness.last
-    source = Source(
-        rank=witness.rank, node=witness.node, topic=last.topic if last else "metrics",
-        sequence=last.sequence if last else -1, partition=last.partition if last else None,
-        offset=last.offset if last else None, silence=how != "stopped",
-    )  # fmt: skip
-    evidence = tuple(_hang_evidence(now, roster, rank, how) for rank in (ranks or [witness])[:4])
-    confidence = {"stopped": 1.0, "silent": 0.95, "odd": 0.7}.get(how, 1.0)
-    nodes = {rank.node for rank in ranks}
-    whole = len(ranks) > 1 and len(nodes) == 1 and len(ranks) == len(roster.ranks_of(ranks[0].node))
-    if whole and len(roster.nodes) > 1:
-        culprits: tuple[Culprit, ...] = (Culprit(node=ranks[0].node, confidence=confidence),)
-        who = f"All ranks on {ranks[0].node} hang"
-    else:
-        culprits = tuple(Culprit(rank=rank.rank, node=rank.node, confidence=confidence) for rank in ranks)
-        who = " and ".join(f"Rank {rank.rank} on {rank.node}" for rank in ranks[:4]) + " hang" + "s" * (len(ranks) == 1)
-    step = max((rank.step for rank in roster.live()), default=-1)
-    reason = {
-        "stopped": "its process is stopped", "silent": "it sends no heartbeats while its peers wait for it",
-        "odd": "its peers wait for it",
-    }.get(how, "")  # fmt: skip
-    summary = (
-        f"{who} in step {step}: {reason}." if ranks else f"All ranks stand still in step {step}; nobody stands out."
-    )
-    return Clue(
-        kind="hang", role="root", fault_class="hang", at=onset, rank=witness.rank if ranks else None,
-        node=witness.node if ranks else None, source=source, evidence=evidence, summary=summary, alone=True,
-        settled=settled, step=step if step >= 0 else None, culprits=culprits, key="hang",
-    )  # fmt: skip
-
-
-def _hang_evidence(now: float, roster: Roster, rank: RankState, how: str) -> Evidence:
-    still = now - max(roster.moved_at or roster.started_at, roster.started_at)
-    if how == "stopped":
-        text, at = (
-            f"the process of rank {rank.rank} is in state {rank.stalled}, no progress for {still:.1f} s",
-            rank.stalled_since,
-        )
-    else:
-        heard = rank.heard_at if rank.heard_at is not None else roster.started_at
-        text = (
-            f"rank {rank.rank}: last heartbeat {now - heard:.1f} s ago in phase {rank.phase}, no step for {still:.1f} s"
-        )
-        at = heard
-    last = rank.last
-    return Evidence(
-        kind="event" if how == "stopped" else "silence", text=text, at=at, rank=rank.rank, node=rank.node,
-        step=rank.step if rank.step >= 0 else None, topic=last.topic if last else None,
-        partition=last.partition if last else None, offset=last.offset if last else None,
     )  # fmt: skip
 
 

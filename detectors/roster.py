@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from detectors.clock_skew import Clocks
 from detectors.clues import Place, Source, source_of
+from detectors.gpu_work import GpuWork
 from ingest.events import (
     AttemptEnded,
     AttemptStarted,
+    DeviceMetrics,
     ErrorRecord,
     Logs,
     Message,
@@ -19,6 +22,10 @@ from ingest.events import (
     RankStarted,
 )
 
+TIMED_PHASES = ("checkpoint", "eval", "warmup")
+PHASES_MAX = 64  # durations remembered of each
+MOVING_SECONDS = 5.0  # a step so short ago, or two usual ones: the job moves
+
 
 class RankState(msgspec.Struct, kw_only=True):
     """One rank as its last messages show it."""
@@ -28,6 +35,7 @@ class RankState(msgspec.Struct, kw_only=True):
     pid: int | None = None
     pci_address: str = ""
     phase: Phase = "init"
+    phase_since: float | None = None  # None: it began before we listened
     step: int = -1
     steps_done: int = 0
     heard_at: float | None = None  # its last metrics message
@@ -40,6 +48,7 @@ class RankState(msgspec.Struct, kw_only=True):
     stopped_by_launcher: bool = False
     error: ErrorRecord | None = None
     last: Source | None = None  # its last message: the identity of a silence
+    gpu: GpuWork = msgspec.field(default_factory=GpuWork)
 
     @property
     def gone(self) -> bool:
@@ -80,6 +89,9 @@ class Roster(msgspec.Struct, kw_only=True):
     newest_at: float = 0.0
     step_seconds: list[float] = []  # of the last steps, as the job's progress shows them
     longest_step: float = 0.0
+    trained_since: float | None = None  # when the first step of the attempt was told
+    phase_seconds: dict[str, list[float]] = {}  # how long a rank was in a phase, of the last times
+    clocks: Clocks = msgspec.field(default_factory=Clocks)
 
     def observe(self, message: Message, place: Place | None) -> None:
         """Take in one message of this attempt."""
@@ -95,6 +107,8 @@ class Roster(msgspec.Struct, kw_only=True):
         if message.rank < 0:
             return
         rank = self._rank(message.rank, message.node)
+        if isinstance(message, DeviceMetrics):
+            self._measured(rank, message)
         if isinstance(message, Metrics | Logs):
             rank.last = source
         if isinstance(message, Metrics):
@@ -112,6 +126,8 @@ class Roster(msgspec.Struct, kw_only=True):
 
     def beat(self, message: NodeHeartbeat, place: Place | None) -> None:
         """A launcher lives, whatever attempt it speaks of."""
+        if place is not None and place.appended_at is not None:
+            self.clocks.note(message.node, place.appended_at - message.at)
         node = self.node(message.node)
         if node.heard_at is None or message.at >= node.heard_at:
             node.heard_at, node.last = message.at, source_of(message, place)
@@ -144,6 +160,11 @@ class Roster(msgspec.Struct, kw_only=True):
         """Seconds a step takes; 0.0 before there are two."""
         return sorted(self.step_seconds)[len(self.step_seconds) // 2] if self.step_seconds else 0.0
 
+    def phase_p99(self, phase: str) -> float:
+        """Seconds that nearly all times in this phase stayed below; 0.0 before the first is over."""
+        seconds = sorted(self.phase_seconds.get(phase, ()))
+        return seconds[-(-99 * len(seconds) // 100) - 1] if seconds else 0.0
+
     @property
     def trained(self) -> bool:
         """Some rank has completed a step in this attempt."""
@@ -174,6 +195,8 @@ class Roster(msgspec.Struct, kw_only=True):
             return
         rank.heard_at = message.at
         rank.steps_done += len(message.steps)
+        if message.steps and self.trained_since is None:
+            self.trained_since = message.at
         if message.step > self.newest_step:
             if self.newest_step >= 0:
                 seconds = (message.at - self.newest_at) / (message.step - self.newest_step)
@@ -184,4 +207,26 @@ class Roster(msgspec.Struct, kw_only=True):
             self.moved_at = max(self.moved_at or message.at, message.at)
         if message.step != rank.step or message.phase != rank.phase:
             rank.moved_at = message.at
-        rank.step, rank.phase = message.step, message.phase
+        self.enter_phase(rank, message.phase, message.at)
+        rank.step = message.step
+
+    def enter_phase(self, rank: RankState, phase: Phase, at: float) -> None:
+        """The rank is in this phase from now on, whatever it was in: an end that was lost, or a second beginning,
+        ends the one before; a phase whose beginning nobody saw has no length."""
+        if phase == rank.phase:
+            return
+        if rank.phase in TIMED_PHASES and rank.phase_since is not None:
+            known = self.phase_seconds.get(rank.phase, [])
+            self.phase_seconds[rank.phase] = [*known[-(PHASES_MAX - 1) :], at - rank.phase_since]
+        rank.phase, rank.phase_since = phase, at
+
+    def _measured(self, rank: RankState, message: DeviceMetrics) -> None:
+        """A rank's GPU told how busy it is."""
+        busy = message.columns.get("hw.gpu.utilization")
+        if busy is None or not message.device.startswith("gpu"):
+            return
+        power = message.columns.get("hw.gpu.power", (None,) * len(busy))
+        patience = max(MOVING_SECONDS, 2.0 * self.median_step)
+        for row, at in enumerate(message.sampled_at):
+            moving = self.moved_at is not None and at - self.moved_at <= patience and rank.phase != "init"
+            rank.gpu.sample(at, busy[row], power[row], moving=moving)

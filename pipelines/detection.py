@@ -73,7 +73,8 @@ class Detection:
             where = f"partition {job.partition} and in {record.partition}"
             return f"job {message.job!r} is in {where}; producers must use murmur2 of the key"
         job.heard_at = record.appended_at
-        job.merge.put(message, Place(record.topic, record.partition, record.offset), record.appended_at)
+        place = Place(record.topic, record.partition, record.offset, record.appended_at)
+        job.merge.put(message, place, record.appended_at)
         return None
 
     def conclude(self, now: float, lagging: Collection[TopicPartition] = ()) -> list[Verdict]:
