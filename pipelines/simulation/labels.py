@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import msgspec
 
 from detectors.verdict import FaultClass
-from pipelines.simulation.scenario import FATAL_KINDS, NODE_KINDS, FaultKind, Scenario, SimulatedFault, node_name
+from pipelines.simulation.scenario import (
+    FATAL_KINDS,
+    LASTING_KINDS,
+    NODE_KINDS,
+    FaultKind,
+    Scenario,
+    SimulatedFault,
+    node_name,
+)
 
 LABELS_FILE = "labels.json"
 
@@ -83,7 +91,7 @@ def label_of(fault: SimulatedFault, scenario: Scenario, onset_at: float, end_at:
     node = fault.node if fault.kind in NODE_KINDS else None
     if fault.kind not in NODE_KINDS and fault.ranks:
         node = scenario.node_of(fault.ranks[0])
-    lasting = fault.kind in FATAL_KINDS or fault.kind == "nan" or fault.end_step > scenario.steps
+    lasting = fault.kind in FATAL_KINDS | LASTING_KINDS or fault.end_step > scenario.steps
     return SimulatedLabel(
         kind=fault.kind,
         fault_class=answer.fault_class,
@@ -94,5 +102,5 @@ def label_of(fault: SimulatedFault, scenario: Scenario, onset_at: float, end_at:
         onset_step=fault.onset_step,
         onset_at=onset_at,
         end_step=None if lasting else fault.end_step,
-        end_at=end_at,
+        end_at=None if lasting else end_at,
     )

@@ -19,6 +19,7 @@ FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 NODE_KINDS: frozenset[FaultKind] = frozenset({"slow_node", "slow_link", "contended_node", "node_lost"})
 JOB_KINDS: frozenset[FaultKind] = frozenset({"data_stall_all", "job_slow", "loss_spike", "divergence"})
 HANGS: frozenset[FaultKind] = frozenset({"hang", "hang_silent", "hang_busy"})
+LASTING_KINDS: frozenset[FaultKind] = frozenset({"nan", "divergence"})  # they do not go away
 FATAL_KINDS: frozenset[FaultKind] = HANGS | {"rank_lost", "node_lost"}  # no step ends after them
 
 
@@ -33,7 +34,8 @@ class SimulatedFault:
     `severity` is a share: of the own compute for what makes compute slow, of the mean step for what makes data or a
     link slow, of the node's free memory for memory_growth, of the loss for loss_spike and (in 50 steps) divergence.
     Kinds that have no strength (hang, rank_lost, node_lost, nan, telemetry_gap) do not read it. A fault of a node
-    names `node`, one of the whole job nothing. A fatal kind lasts `length_steps` mean steps, then the run is over.
+    names `node`, one of the whole job nothing. A fatal kind lasts `length_steps` mean steps, then the run is over; nan
+    and divergence last until the run ends; a loss spike decays by itself.
     """
 
     kind: FaultKind

@@ -138,18 +138,18 @@ class Simulation:
             ranks = culprit_ranks(fault, scenario)
             if step.step == fault.onset_step:
                 onset = float(step.begun_at[ranks].min())
+                if fault.kind in FATAL_KINDS:  # within the step, which never ends
+                    onset = self._endings.begin(fault, step)
+                    self._over_at = min(self._over_at, onset + fault.length_steps * scenario.step_seconds)
                 self._open[fault] = onset
                 self._tell(fault, onset)
-                if fault.kind in FATAL_KINDS:
-                    lasts = fault.length_steps * scenario.step_seconds
-                    self._over_at = min(self._over_at, self._endings.begin(fault, step) + lasts)
             elif step.step == fault.end_step:
                 self._close(fault, float(step.begun_at[ranks].max()))
         for ramp in scenario.ramps:
             if step.step == ramp.step:
                 self._add(
                     SimulatedLabel(
-                        kind="batch_ramp", fault_class="regime_change", also_right=("job_slow",), is_fault=False,
+                        kind="batch_ramp", fault_class="regime_change", is_fault=False,
                         severity=ramp.factor - 1.0, onset_step=ramp.step, onset_at=float(step.begun_at.min()),
                     )
                 )  # fmt: skip
