@@ -41,6 +41,7 @@ class ChangePointConfig:
     calm_values: int = 8  # a suspicion is dropped when the median of so many is back
     recover_values: int = 10
     suspects_max: int = 256
+    restart_values: int = 16
     block_values: int = 16  # the level of each block beside the learned one: how far it wanders while all is well
     blocks_max: int = 64
     burst_max: int = 16  # a change that ended by itself so soon was a burst
@@ -66,6 +67,7 @@ class ChangePointState(msgspec.Struct):
     down_count: int = 0
     level: float = 0.0
     sigma: float = 0.0
+    spread: float = 0.0  # σ before the last restart, 0 without one
     stale: int = 0
     burst: int = 0  # the longest run beyond `change_min` that was over by itself
     held: float | None = None
@@ -127,11 +129,12 @@ class ChangePoint:
         self.restart(self.state.suspects)
 
     def restart(self, values: list[float]) -> None:
-        """These values are the normal ones, everything older is forgotten (but the bursts)."""
+        """The newest of these values are the normal ones; of what is older only the spread and the bursts are kept."""
         state = self.state
+        state.spread = state.sigma
         state.clean, state.block, state.blocks = [], [], []
         self.release()
-        self._learn(values)
+        self._learn(values[-self.config.restart_values :])
         self._refresh()
 
     def release(self) -> None:
@@ -159,7 +162,7 @@ class ChangePoint:
             state.suspects = state.suspects[-count:]
             state.held, state.held_count = sign * size, count
             return Change("began", sign * size, count, state.sigma)
-        if count >= 4 * self.persist or count >= config.suspects_max:
+        if count >= 2 * self.persist or count >= config.suspects_max:
             self._drop(sign)
         return None
 
@@ -237,6 +240,8 @@ class ChangePoint:
         state.stale = 0
         if state.clean:
             state.level, state.sigma = level_and_spread(np.array(state.clean), self.config.sigma_min)
+        if state.spread > 0.0 and len(state.clean) < self.config.sure_min:  # few values of a level that is new
+            state.sigma = min(1.5 * state.spread, max(state.spread / 1.5, state.sigma))
 
 
 def level_and_spread(values: npt.NDArray[np.float64], sigma_min: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ that the last one does not have: that is for the rank channel to say, here it is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -36,6 +36,8 @@ class PaceConfig:
 
     phases: PhasesConfig = field(default_factory=PhasesConfig)
     change: ChangePointConfig = field(default_factory=ChangePointConfig)
+    many_nodes: int = 4  # no burst of a neighbour moves the median of the ranks of so many machines
+    many_persist_max: int = 10
     story: StoryConfig = field(default_factory=StoryConfig)
     data: DataWatchConfig = field(default_factory=DataWatchConfig)
     alone_after_steps: int = 50  # what one rank does to all is said here only when nobody else has a limit for it
@@ -53,11 +55,13 @@ class PaceConfig:
 
 class _State(msgspec.Struct):
     points: dict[str, ChangePointState] = {}
+    many: bool | None = None  # None before the first step of training
     scale: float = 0.0  # seconds of a normal step: parts are shares of it
     last_step: int = -1
     opener: str = ""  # the series that opened job_slow
     open: list[str] = []
     slow_for: int = 0  # train steps since job_slow was told
+    regime: str = ""  # the key of the regime that has not settled
     regime_for: int = 0
     silent: list[str] = []  # series that are held for what one rank does
     visit: list[float] = []  # seconds of the steps of the checkpoint or evaluation in progress
@@ -117,18 +121,24 @@ class PaceChannel:
         self.phases.load_state(state["phases"])
         for name, held in self._state.points.items():
             self._points[name].state = held
+        if self._state.many:
+            self._set_many(True)
         self._rows = Rows(arrays["rows"].copy())
 
     def _train(self, row: Floats, matrix: StepMatrix, roster: Roster) -> None:
         """One step of plain training."""
         state, rows = self._state, self._rows
+        if state.many is None:
+            nodes = {roster.node_of(rank) for rank in matrix.ranks}
+            self._set_many(len(nodes) >= self.config.many_nodes)
         if state.scale <= 0.0:
             state.scale = float(np.median(self.phases.warm)) if self.phases.warm else float(row[INDEX["seconds"]])
         rows.add(row)
         state.slow_for += JOB_SLOW in state.open
-        state.regime_for += REGIME in state.open
-        if REGIME in state.open and state.regime_for >= self.config.settle_steps:
-            self._end(REGIME)
+        state.regime_for += bool(state.regime)
+        if state.regime and state.regime_for >= self.config.settle_steps:
+            self._end(state.regime)
+            state.regime = ""
         self._watch_data(matrix, roster)
         for name in SERIES:
             value = self._value(name)
@@ -140,6 +150,13 @@ class PaceChannel:
             elif change is not None:
                 self._began(name, change, matrix, roster)
         self._while_held(matrix, roster)
+
+    def _set_many(self, many: bool) -> None:
+        """Over many machines, what all ranks have in common is steady, and a change of it need not persist so long."""
+        self._state.many = many
+        if many:
+            config = replace(self.config.change, persist_max=self.config.many_persist_max)
+            self._points["own"].config = self._points["wait"].config = config
 
     def _value(self, name: str) -> float:
         """The newest value of a series: the logarithm of the step, parts as shares of a normal step."""
@@ -249,8 +266,11 @@ class PaceChannel:
         self._open(REGIME, story, matrix, roster)
 
     def _open(self, key: str, story: PaceStory, matrix: StepMatrix, roster: Roster) -> None:
-        if key == REGIME:
+        if key == REGIME:  # a second one before the first has settled is part of it
             self._state.regime_for = 0
+            if self._state.regime:
+                return
+            key = self._state.regime = f"{REGIME}/{int(story.onset[INDEX['step']])}"
         if key in self._state.open:
             return
         self._state.open.append(key)

@@ -11,6 +11,9 @@ from detectors.step_summary import COLUMNS
 from detectors.steps import StepMatrix
 from detectors.verdict import Culprit, Evidence, FaultClass
 
+CLASSES: dict[str, FaultClass] = {
+    "job_slow": "job_slow", "data_stall": "data_stall", "regime_change": "regime_change",
+}  # fmt: skip  # by what a condition's key begins with
 PARTS = {
     "data": ("train.data.duration", "waiting for data"),
     "compute": ("train.compute.duration", "computing"),
@@ -48,7 +51,7 @@ def condition_of(key: str, story: PaceStory, matrix: StepMatrix, roster: Roster)
                 f" {was / story.before:.4g} and {now / story.after:.4g} a second"
             )
             evidence.append(seen(text, f"train.{name}", six_digits(now), "1"))
-    fault_class: FaultClass = "data_stall" if key.startswith("data_stall") else _class_of(key)
+    fault_class = CLASSES[key.partition("/")[0]]
     culprits = (
         () if story.rank is None else (Culprit(rank=story.rank, node=roster.node_of(story.rank), confidence=0.5),)
     )
@@ -61,10 +64,6 @@ def condition_of(key: str, story: PaceStory, matrix: StepMatrix, roster: Roster)
             offset=offset if offset >= 0 else None,
         ),
     )  # fmt: skip
-
-
-def _class_of(key: str) -> FaultClass:
-    return "regime_change" if key == "regime_change" else "job_slow"
 
 
 def _summary(fault_class: FaultClass, story: PaceStory, onset: int, roster: Roster) -> str:

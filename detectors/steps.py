@@ -26,6 +26,13 @@ NUMBERS = (
     "train.tokens",
 )  # fmt: skip
 FEATURES = TIMINGS + NUMBERS
+ALIASES = {  # what `run.log(grad_norm=…)` and its like mean; a number under its own name wins
+    "train.gradient.norm": ("train.grad_norm", "train.gradient_norm", "train.global_norm"),
+    "train.learning_rate": ("train.lr",),
+    "train.samples": ("train.batch_size", "train.global_batch_size", "train.num_samples"),
+    "train.tokens": ("train.num_tokens", "train.tokens_per_step"),
+    "train.loss": ("train.train_loss", "train.lm_loss"),
+}
 APART = frozenset(("init", "warmup", "checkpoint", "eval"))  # phases whose steps are not compared with training
 NOWHERE = -(2**62)
 
@@ -87,7 +94,7 @@ class StepMatrix:
             return
         if place is not None:
             state.partition = place.partition
-        columns = [(index, message.columns.get(name)) for index, name in enumerate(FEATURES)]
+        columns = [(index, _column(message, name)) for index, name in enumerate(FEATURES)]
         for row, step in enumerate(message.steps):
             slot = self._slot(step, message.at)
             if slot is None:
@@ -198,3 +205,12 @@ class StepMatrix:
         if state.next_step is None:
             state.first_step = step if state.first_step is None else min(state.first_step, step)
         return slot
+
+
+def _column(message: Metrics, name: str) -> tuple[float | None, ...] | None:
+    """A feature's samples, under its own name or an alias."""
+    samples = message.columns.get(name)
+    if samples is None and name in ALIASES:
+        told = (message.columns.get(alias) for alias in ALIASES[name])
+        samples = next((column for column in told if column is not None), None)
+    return samples

@@ -1,0 +1,87 @@
+"""What the loss channel found, in words: a condition with loss and gradient norm before and now."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from detectors.clues import Condition, Source
+from detectors.roster import Roster
+from detectors.steps import StepMatrix
+from detectors.verdict import Evidence
+
+LOSS, NORM = "train.loss", "train.gradient.norm"
+SPIKE: Literal["loss_spike"] = "loss_spike"
+DIVERGENCE: Literal["divergence"] = "divergence"
+
+
+class LossStory(NamedTuple):
+    """A spike or a divergence; numbers as they are, not their logarithms."""
+
+    kind: Literal["loss_spike", "divergence"]
+    onset_step: int
+    step: int  # in which it is said
+    usual: float
+    now: float
+    norm_usual: float
+    norm_now: float | None
+
+
+def condition_of(story: LossStory, matrix: StepMatrix, roster: Roster) -> Condition:
+    """The condition for the judge. It names nobody: what one rank computes reaches all in the same step."""
+    told = matrix.values(story.step, LOSS)
+    assert told is not None
+    rank = matrix.ranks[int(np.flatnonzero(np.isfinite(told))[0])]
+    seen_at, sequence, partition, offset = matrix.report(story.step, rank)
+    node = roster.node_of(rank)
+
+    def evidence(metric: str, text: str, value: float) -> Evidence:
+        return Evidence(
+            kind="metric", text=text, at=seen_at, rank=rank, node=node, metric=metric, step=story.step, value=value,
+            topic="metrics", partition=partition, offset=offset,
+        )  # fmt: skip
+
+    text = f"the loss is {story.now:.4g} at step {story.step}, before it was about {story.usual:.4g}"
+    seen = [evidence(LOSS, text, story.now)]
+    if story.norm_now is not None:
+        text = f"the gradient's norm is {story.norm_now:.4g}, before it was about {story.norm_usual:.4g}"
+        seen.append(evidence(NORM, text, story.norm_now))
+    onset_at = seen_at
+    if matrix.values(story.onset_step, LOSS) is not None:
+        first_at, *_ = matrix.report(story.onset_step, rank)
+        onset_at = first_at if math.isfinite(first_at) else seen_at
+    return Condition(
+        key=story.kind,
+        fault_class=story.kind,
+        culprits=(),
+        victims=roster.size,
+        onset_at=onset_at,
+        onset_step=story.onset_step,
+        first_bad_step=story.onset_step if story.kind == DIVERGENCE else None,
+        summary=_summary(story),
+        evidence=tuple(seen),
+        detector="job_channel/loss",
+        source=Source(
+            rank=rank, node=node or "", topic="metrics", sequence=sequence, partition=partition, offset=offset
+        ),
+    )
+
+
+def _summary(story: LossStory) -> str:
+    onset = story.onset_step
+    if story.kind == DIVERGENCE:
+        return (
+            f"The training diverges since step {onset}: the loss is {story.now:.4g}, it was {story.usual:.4g} and has"
+            f" not come back. Go back to a checkpoint before step {onset}."
+        )
+    if story.now <= story.usual * 1.05:
+        return (
+            f"The gradient's norm runs away since step {onset}; the loss, {story.now:.4g}, may follow. Such spikes"
+            " mostly pass by themselves: wait before you roll back."
+        )
+    return (
+        f"The loss jumped to {story.now:.4g} from {story.usual:.4g}, beginning at step {onset}. Such spikes mostly"
+        " pass by themselves: wait before you roll back."
+    )
