@@ -8,6 +8,7 @@ tail probability, so 3 means "one clean sample in a thousand is at least as odd"
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +21,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 DECADES_MAX = 12.0
 BODY_POINTS = 129  # quantiles kept of the empirical part
 EXCESSES_MIN = 10  # fewer exceedances do not carry a shape: the tail is exponential then
+REPLAY_LEVELS = 120
 SHAPE_MAX = 0.5  # a heavier tail has no variance, and a few hundred points cannot show one
 
 
@@ -70,14 +72,14 @@ class Tail:
             fitted_on=count,
         )
 
-    def decades(self, scores: npt.ArrayLike) -> Floats:
-        """-log10 of the probability that a clean score is at least this high, same shape; 0…12, NaN stays NaN."""
+    def decades(self, scores: npt.ArrayLike, cap: float = DECADES_MAX) -> Floats:
+        """-log10 of the probability that a clean score is at least this high, same shape; 0…cap, NaN stays NaN."""
         given = np.asarray(scores, dtype=np.float64)
         body = np.interp(given, self.points, self.point_decades)
         over = np.maximum(given - self.start, 0.0) / self.scale
         beyond = np.log1p(self.shape * over) / self.shape if self.shape > 1e-6 else over
         out = np.where(given > self.start, self.start_decades + beyond / math.log(10.0), body)
-        return np.asarray(np.where(np.isnan(given), np.nan, np.clip(out, 0.0, DECADES_MAX)))
+        return np.asarray(np.where(np.isnan(given), np.nan, np.clip(out, 0.0, cap)))
 
     def score_at(self, decades: float) -> float:
         """The score whose tail probability is 10^-decades: the inverse of `decades`."""
@@ -160,6 +162,24 @@ def threshold_decades(
         raise CalibrationError("a budget needs positive alarms per day, entities, decisions per day and persistence")
     rate = alarms_per_day / (entities * decisions_per_day * extremal_index)
     return min(DECADES_MAX, max(0.0, -math.log10(min(rate, 1.0)) / persistence_k))
+
+
+def replayed_threshold(scores: npt.ArrayLike, alarms_max: float, alarms_at: Callable[[float], int]) -> float:
+    """The lowest threshold, coming from above, at which a replay of clean scores raises at most `alarms_max` alarms.
+
+    `alarms_at` counts them at a threshold, persistence and all, so that nothing need be independent. Levels are
+    quantiles of the scores, 1 in 100,000 to 1 in 5. Just above the highest score where even that one is too low.
+    """
+    clean = np.asarray(scores, dtype=np.float64).ravel()
+    clean = clean[np.isfinite(clean)]
+    if not len(clean):
+        raise CalibrationError("no finite clean score to calibrate on; give the scores of clean rows")
+    found = float(np.nextafter(clean.max(), np.inf))
+    for level in np.unique(np.quantile(clean, 1.0 - np.geomspace(1e-5, 0.2, REPLAY_LEVELS)))[::-1]:
+        if alarms_at(float(level)) > alarms_max:
+            break
+        found = float(level)
+    return found
 
 
 def persistence(flags: npt.ArrayLike, k: int, n: int) -> Bools:
