@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol
 
 import msgspec
@@ -23,7 +22,7 @@ DECADES_MAX = 12
 CHECK_ROWS = 16
 
 
-# One thread each, seeded. HBOS and IForest saturate far out; ECOD and COPOD score a row by the batch it comes in, so that
+# One thread each, seeded. HBOS and IForest saturate far out; ECOD and COPOD score a row by the batch it comes in, so
 # they serve as baselines only.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "PCA": ("pca", {"n_components": 0.95, "svd_solver": "full", "standardization": True, "random_state": 0}),
@@ -75,7 +74,7 @@ def load_model(name: str) -> _Model:
         raise ValueError(f"no ensemble member is called {name!r}; there are {', '.join(sorted(MODELS))}")
     module, parameters = MODELS[name]
     try:
-        found = getattr(import_module(f"pyod.models.{module}"), name)
+        found = getattr(__import__(f"pyod.models.{module}", fromlist=(name,)), name)
     except ImportError as error:
         raise EnsembleUnavailable("PyOD is not installed: pip install 'transom[detect]'") from error
     model: _Model = found(**parameters)
