@@ -68,7 +68,7 @@ class Machines:
             match fault.kind:
                 case "memory_growth" if mine:
                     done = (step - fault.onset_step + 1) / fault.length_steps
-                    memory[mine] += fault.severity * free * min(1.0, done) / len(mine)
+                    memory[mine] += min(1.0, fault.severity) * free * min(1.0, done) / len(mine)
                 case "throttle" if mine:
                     clock[mine] = CLOCK_STEP_MHZ * round(CLOCK_MHZ / (1.0 + fault.severity) / CLOCK_STEP_MHZ)
                     celsius[mine] = HOT_CELSIUS + self._dice.normal(0.0, 0.5, len(mine))
