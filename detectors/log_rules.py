@@ -3,90 +3,75 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import msgspec
 
-from detectors.verdict import Advice, FaultClass, Severity
+from detectors.line_gate import LineGate
+from detectors.line_prefixes import LINE_CHARACTERS_MAX, strip_prefixes
+from detectors.progress_lines import is_lifecycle, read_bar
+from detectors.rule import Rule, RuleError, RuleRole, check_rule
+from detectors.xid import XID_FILE, XidTable, parse_xid, read_xids, shipped_xids
 
-RuleRole = Literal["root", "confirm", "cascade", "noise", "advice"]
-LINE_CHARACTERS_MAX = 4096
+__all__ = ["LINE_CHARACTERS_MAX", "Hit", "Rule", "RuleBook", "RuleError", "RuleRole", "strip_prefixes"]
+
 RECORD_LINES_MAX = 200
+TEARDOWN = "Exception ignored in"
+TRACEBACK = "Traceback (most recent call last)"
 
-
-class RuleError(ValueError):
-    """A rule file is not usable; the text names file and rule and says what to change."""
-
-
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the catalogue. `gate`: lower-case pieces, one of which is in every line the pattern can match."""
-
-    id: str
-    fault_class: FaultClass = msgspec.field(name="class")
-    role: RuleRole
-    advice: Advice
-    severity: Severity
-    pattern: str
-    gate: tuple[str, ...]
-    must_match: tuple[str, ...]
-    must_not_match: tuple[str, ...]
-    source: str
-    alone: bool = False  # opens an incident although no rank has ended or fallen silent
-
-
-class _RuleFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    rule: list[Rule]
+# Somebody has seen it and goes on: no reason to think that anything broke.
+HANDLED = re.compile(
+    r"\bretrying\b|\bwill (?:retry|be retried|try again|reconnect|be skipped|be ignored)|\b(?:re)?try(?:ing)? again\b"
+    r"|\bretr(?:y|ies) (?:attempt )?#?\d+ ?(?:/|of) ?\d+|\battempt #?\d+ ?(?:/|of) ?\d+|\bretries? left\b|\bretry in \d"
+    r"|\bbacking off\b|\bsucceeded (?:after|on)\b|(?<!be )\brecovered\b|\breconnect(?:ed|ing)\b|\bfalling back\b"
+    r"|\bfallback to\b|\bskipping\b|\bskipped\b|\bignoring\b|\bignored\b|\bsuppress(?:ed|ing)\b|\bhandled\b"
+    r"|\bcaught and\b|\bcontinuing\b|\btolerated\b|\bas expected\b|\bnot (?:fatal|an error)\b|\bentering retry loop\b"
+    r"|\bharmless\b", re.ASCII
+)  # fmt: skip
+GIVEN_UP = re.compile(
+    r"\bgiving up\b|\bgave up\b|\bmax(?:imum)? (?:number of )?retries\b|\bretr(?:y|ies) (?:count )?exceeded"
+    r"|\bexhausted\b|\b(?:will not|not|no more|without) retry|\bretries failed\b|\bunhandled\b|\bnot handled\b"
+    r"|\bfailed after \d+|\bcannot continue\b|\bnever recovered\b|\buncaught\b", re.ASCII
+)  # fmt: skip
+PCI = re.compile(
+    r"(?:\bPCI:|\bGPU ?|pcieport |amdgpu |nvidia |mlx5_core )([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
+)
+PID = re.compile(r"(?:\bpid=|Killed process |Kill process |Killing \S+?:)(\d+)")
+PEER = re.compile(r"(?:\bto |\bfrom |peer )\[?([\w.:-]+?)\]?[<:]\d{2,5}>?")
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A rule that matched, and the line it matched. `pci` and `pid` where the line names a device or a process."""
+    """A rule that matched, and the line it matched. What the line names beside: a device, a process, a peer, a code."""
 
     rule: Rule
     line: str
     pci: str = ""
     pid: int | None = None
-
-
-PREFIXES = re.compile(
-    r"^(?:\x1b\[[0-9;]*m)*"
-    r"(?:\[(?:rank|default)\d+\]:?\s?|\d{1,6}:\s+|\(\w[\w.]* pid=\d+(?:, ip=[\d.]+)?\)\s?|"
-    r"\[\s*\d+\.\d{3,6}\]\s|\[\s*\+\d+\.\d+\]\s+|kernel:\s)+"
-)
-ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-PROGRESS = re.compile(
-    r"^\s*(?:iteration\s+\d+\s*/\s*\d+\s*\||steps?:\s*\d+\s+loss:|\{'(?:loss|grad_norm|eval_loss|train_loss)':"
-    r"|Epoch \d+:\s+\d+%\||\d{1,3}%\|[^|]*\|\s*\d+/\d+|step\s+\d+(?:/\d+)?[\s:|,]+loss)"
-)
-PROGRESS_NAN = re.compile(
-    r"(?:^|[\s{|,'\"])(?:lm |train_|eval_)?(?:loss|grad(?:ient)?[ _]norm)'?\s*[:=]?\s*'?[-+]?(?:nan|inf)\b"
-    r"|number of nan iterations:\s*[1-9]", re.IGNORECASE
-)  # fmt: skip
-TEARDOWN = "Exception ignored in"
-PCI = re.compile(r"\((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})")
-PID = re.compile(r"(?:\bpid=|Killed process )(\d+)")
-
-
-def strip_prefixes(line: str) -> str:
-    """The line without rank, kernel time and colour prefixes."""
-    return PREFIXES.sub("", ANSI.sub("", line[:LINE_CHARACTERS_MAX]))
+    peer: str = ""
+    xid: int | None = None
 
 
 class RuleBook:
     """The catalogue, compiled: the earlier rule wins where two match one line."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[Rule], xids: XidTable | None = None) -> None:
         self.rules = tuple(rules)
-        self._compiled = tuple((rule, re.compile(rule.pattern)) for rule in self.rules)
+        self.xids = xids if xids is not None else shipped_xids()
+        active = [rule for rule in self.rules if rule.enabled]
+        self._compiled = [(rule, rule.compiled().search) for rule in active]
         self.by_id = {rule.id: rule for rule in self.rules}
         if len(self.by_id) != len(self.rules):
             raise RuleError("two log rules have the same id; give each an id of its own")
-        self._nan = self.by_id.get("nan")
+        self.gate = LineGate([rule.gate for rule in active])
+        nan = self.by_id.get("nan")
+        self._nan = nan if nan is not None and nan.enabled else None
 
     @classmethod
     def shipped(cls) -> RuleBook:
@@ -96,43 +81,70 @@ class RuleBook:
     @classmethod
     def load(cls, root: Path | Traversable) -> RuleBook:
         """The rules of a folder, files in the order of their names. Raises RuleError."""
-        rules: list[Rule] = []
-        for entry in sorted(root.iterdir(), key=lambda item: item.name):
-            if not entry.name.endswith(".toml"):
-                continue
+        return _Reading().take(root).book()
+
+    @classmethod
+    def load_with(cls, user_folder: Path | None) -> RuleBook:
+        """Ours and those of a user's folder (None: ours alone). Raises RuleError.
+
+        A rule with the id of one of ours replaces it where it stands, field by field; one that is new comes before
+        all of ours, so that a site's own word is heard first. `[[xid]]` entries change rows of the Xid table.
+        """
+        reading = _Reading().take(resources.files("detectors") / "rules")
+        if user_folder is not None:
             try:
-                rules += msgspec.toml.decode(entry.read_bytes(), type=_RuleFile).rule
-            except msgspec.DecodeError as error:
-                raise RuleError(f"{entry.name} is not a file of log rules: {error}") from error
-        for rule in rules:
-            _check(rule)
-        return cls(rules)
+                reading.change(user_folder)
+            except OSError as error:
+                raise RuleError(f"the folder of log rules {user_folder} cannot be read ({error.strerror})") from error
+        return reading.book()
 
     def match_line(self, line: str) -> Hit | None:
         """The first rule that matches one line; progress lines are consumed here and only tell of NaN."""
         text = strip_prefixes(line)
-        if PROGRESS.match(text):
-            if self._nan is not None and PROGRESS_NAN.search(text):
-                return Hit(self._nan, text)
-            return None
+        bar = read_bar(text)
+        if bar is not None:
+            if bar.numbers_bad:
+                return None if self._nan is None else Hit(self._nan, text)
+            return None if bar.rest_at < 0 else self.match_line(text[bar.rest_at :])
         lower = text.lower()
-        for rule, pattern in self._compiled:
-            if any(piece in lower for piece in rule.gate) and pattern.search(text):
-                return Hit(rule, text, _pci(text), _pid(text))
+        if "xid (" in lower:
+            xid = parse_xid(text)
+            if xid is not None:
+                known = self.xids.rule(xid)
+                return None if known is None else Hit(known, text, xid.pci, _pid(text), xid=xid.code)
+        candidates = self.gate.open_for(lower)
+        if not candidates or is_lifecycle(text):
+            return None
+        for number in candidates:
+            rule, search = self._compiled[number]
+            if search(text):
+                if not rule.firm and is_handled(lower) and rule.role not in ("noise", "advice"):
+                    return None
+                return Hit(rule, text, _pci(text), _pid(text), _peer(text))
         return None
 
     def match_record(self, text: str) -> list[Hit]:
         """The hits of one record, in the order of its lines, noise and advice left out.
 
-        A traceback that Python prints while it tears an object down ends nothing: its record is passed over.
+        Passed over: a traceback that Python prints while it tears an object down, one that a log line announces as
+        handled, and inside any other the lines of source code that it quotes.
         """
+        if "\n" not in text:
+            hit = self.match_line(text)
+            return [hit] if hit is not None and hit.rule.role not in ("noise", "advice") else []
         if strip_prefixes(text).startswith(TEARDOWN):
             return []
+        lines = text.split("\n")
+        if TRACEBACK in text and TRACEBACK not in lines[0] and is_handled(lines[0].lower()):
+            return []
         hits: list[Hit] = []
-        for line in text.split("\n")[-RECORD_LINES_MAX:]:
+        for line in _spoken(lines[-RECORD_LINES_MAX:]):
             hit = self.match_line(line)
             if hit is not None and hit.rule.role not in ("noise", "advice"):
                 hits.append(hit)
+        if any(not hit.pci for hit in hits) and "NVRM:" in text:
+            pci = _pci(text)  # the driver's three-line messages name the device in the first
+            hits = [hit if hit.pci else Hit(hit.rule, hit.line, pci, hit.pid, hit.peer, hit.xid) for hit in hits]
         return hits
 
     def begins_teardown(self, text: str) -> bool:
@@ -140,21 +152,113 @@ class RuleBook:
         return strip_prefixes(text).startswith(TEARDOWN) and text.count("\n") == 0
 
 
-def _check(rule: Rule) -> None:
+class _Reading:
+    """Rules as they are read, ours first, then a user's changes to them."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, dict[str, Any]] = {}
+        self._own: list[str] = []  # ids that only the user has
+        self._xids: XidTable | None = None
+
+    def take(self, root: Path | Traversable) -> _Reading:
+        """Read a folder that stands for itself."""
+        for entry in _toml_files(root):
+            if entry.name == XID_FILE:
+                self._xids = read_xids(entry.name, entry.read_bytes())
+                continue
+            for told in _entries(entry, ("rule",))["rule"]:
+                name = _id(entry.name, told)
+                if name in self._rules:
+                    raise RuleError(f"{entry.name}: two log rules have the id {name!r}; give each an id of its own")
+                _convert(entry.name, told)
+                self._rules[name] = told
+        return self
+
+    def change(self, root: Path) -> None:
+        """Read a folder over what is there."""
+        for entry in _toml_files(root):
+            tree = _entries(entry, ("rule", "xid"))
+            for told in tree["rule"]:
+                name = _id(entry.name, told)
+                if name not in self._rules:
+                    self._own.append(name)
+                self._rules[name] = {**self._rules.get(name, {}), **told}
+                _convert(entry.name, self._rules[name])
+            if tree["xid"]:
+                try:
+                    self._xids = (self._xids or shipped_xids()).changed(tree["xid"])
+                except RuleError as error:
+                    raise RuleError(f"{entry.name}: {error}") from error
+
+    def book(self) -> RuleBook:
+        """The book, every rule of it checked."""
+        order = [*self._own, *(name for name in self._rules if name not in self._own)]
+        rules = [_convert(name, self._rules[name]) for name in order]
+        for rule in rules:
+            if rule.enabled:
+                check_rule(rule)
+        return RuleBook(rules, self._xids)
+
+
+def is_handled(lower: str) -> bool:
+    """A line (in lower case) says that somebody goes on in spite of what it tells."""
+    return HANDLED.search(lower) is not None and GIVEN_UP.search(lower) is None
+
+
+def _toml_files(root: Path | Traversable) -> list[Path | Traversable]:
+    return sorted((item for item in root.iterdir() if item.name.endswith(".toml")), key=lambda item: item.name)
+
+
+def _entries(entry: Path | Traversable, tables: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
     try:
-        pattern = re.compile(rule.pattern)
-    except re.error as error:
-        raise RuleError(f"log rule {rule.id}: the pattern is not a regular expression: {error}") from error
-    if not rule.must_match or not rule.must_not_match or not rule.gate:
-        raise RuleError(f"log rule {rule.id} needs a gate, a line that must match and a near miss that must not")
-    if any(piece != piece.lower() for piece in rule.gate):
-        raise RuleError(f"log rule {rule.id}: the pieces of a gate are lower case")
-    for line in rule.must_match:
-        if not pattern.search(strip_prefixes(line)):
-            raise RuleError(f"log rule {rule.id} does not match its own line {line!r}")
-    for line in rule.must_not_match:
-        if pattern.search(strip_prefixes(line)):
-            raise RuleError(f"log rule {rule.id} matches its near miss {line!r}")
+        tree = tomllib.loads(entry.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RuleError(f"{entry.name} is not a file of log rules: {error}") from error
+    unknown = sorted(set(tree) - set(tables))
+    if unknown:
+        raise RuleError(f"{entry.name} is not a file of log rules: it has {unknown[0]!r}, not [[{tables[0]}]]")
+    found: dict[str, list[dict[str, Any]]] = {}
+    for table in tables:
+        found[table] = tree.get(table, [])
+        if not isinstance(found[table], list) or not all(isinstance(told, dict) for told in found[table]):
+            raise RuleError(f"{entry.name} is not a file of log rules: write [[{table}]] before each entry")
+    return found
+
+
+def _id(file: str, told: dict[str, Any]) -> str:
+    name = told.get("id")
+    if not isinstance(name, str) or not name:
+        raise RuleError(f'{file}: a [[rule]] has no id; give it id = "name"')
+    return name
+
+
+def _convert(file: str, told: dict[str, Any]) -> Rule:
+    if told.get("enabled") is False:  # who switches one off need not say what it was
+        blank = {
+            "class": "unknown", "role": "noise", "advice": "none", "severity": "info", "pattern": "", "gate": [],
+            "must_match": [], "must_not_match": [], "source": "",
+        }  # fmt: skip
+        told = {**blank, **told}
+    try:
+        return msgspec.convert(told, Rule)
+    except msgspec.ValidationError as error:
+        raise RuleError(f"{file} is not a file of log rules: rule {told.get('id')}: {error}") from error
+
+
+def _spoken(lines: list[str]) -> list[str]:
+    """The lines of a record without the source code that a traceback quotes below each of its `File` lines."""
+    spoken: list[str] = []
+    quoted = False
+    for line in lines:
+        bare = line.lstrip(" |+")
+        if bare.startswith('File "'):
+            quoted = True
+        elif quoted and (line[:1] in (" ", "|", "+")) and len(line) - len(bare) >= 4:
+            continue
+        else:
+            quoted = False
+            spoken.append(line)
+    return spoken
 
 
 def _pci(text: str) -> str:
@@ -165,3 +269,8 @@ def _pci(text: str) -> str:
 def _pid(text: str) -> int | None:
     found = PID.search(text)
     return None if found is None or len(found.group(1)) > 9 else int(found.group(1))
+
+
+def _peer(text: str) -> str:
+    found = PEER.search(text) if "<" in text or "peer" in text or " to " in text else None
+    return "" if found is None else found.group(1)
