@@ -6,6 +6,8 @@ from detectors.channel import Channel
 from detectors.checkpoint_clues import CheckpointChannel
 from detectors.config import DetectorConfig
 from detectors.devices import DeviceChannel
+from detectors.loss import LossChannel
+from detectors.pace import PaceChannel
 from detectors.stack_channel import StackChannel
 
 
@@ -15,4 +17,6 @@ def make_channels(config: DetectorConfig) -> dict[str, Channel]:
         "stacks": StackChannel(),
         "devices": DeviceChannel(config.devices),
         "checkpoints": CheckpointChannel(),
+        "pace": PaceChannel(config.pace),
+        "loss": LossChannel(config.loss),
     }

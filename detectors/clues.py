@@ -56,6 +56,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     detector: str
     severity: Severity | None = None
     advice: Advice | None = None
+    first_bad_step: int | None = None
 
 
 class Clue(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,9 @@ from detectors.ensemble import EnsembleConfig
 from detectors.job_channel import JobChannelConfig
 from detectors.judge import JudgeConfig
 from detectors.liveness import LivenessConfig
+from detectors.loss import LossConfig
 from detectors.merge import MergeConfig
+from detectors.pace import PaceConfig
 from detectors.rank_channel import RankChannelConfig
 from detectors.steps import StepsConfig
 
@@ -26,3 +28,5 @@ class DetectorConfig:
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     devices: DevicesConfig = field(default_factory=DevicesConfig)
+    pace: PaceConfig = field(default_factory=PaceConfig)
+    loss: LossConfig = field(default_factory=LossConfig)

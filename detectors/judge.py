@@ -146,6 +146,7 @@ class Judge:
             verdict = _revise(
                 before, now, status="open", severity=condition.severity or severity, culprits=condition.culprits,
                 victims=condition.victims, advice=condition.advice or advice, summary=condition.summary,
+                first_bad_step=condition.first_bad_step,
                 evidence=condition.evidence[:EVIDENCE_MAX], detector=condition.detector,
             )  # fmt: skip
             state.conditions[condition.key] = verdict
@@ -154,7 +155,8 @@ class Judge:
             verdict_id=self._new_id(condition.source.identity(self.job, self.attempt)), revision=0, job=self.job,
             attempt=self.attempt, fault_class=condition.fault_class, severity=condition.severity or severity,
             settled=True, culprits=condition.culprits, victims=condition.victims, onset_at=condition.onset_at, at=now,
-            onset_step=condition.onset_step, advice=condition.advice or advice, summary=condition.summary,
+            onset_step=condition.onset_step, first_bad_step=condition.first_bad_step,
+            advice=condition.advice or advice, summary=condition.summary,
             evidence=condition.evidence[:EVIDENCE_MAX], detector=condition.detector,
         )  # fmt: skip
         state.conditions[condition.key] = verdict

@@ -30,17 +30,19 @@ class LossConfig:
     """Limits on z (robust σ of the running level) and on logarithms (0.1 is ten per cent)."""
 
     learn_min: int = 30  # steps of an attempt before anything is said
-    cold_steps: int = 100  # of a training from scratch: limits are doubled
+    cold_steps: int = 100  # of a training from scratch: limits are half as high again
     level_steps: int = 30
     spread_steps: int = 200
     loss_sigma_min: float = 0.01
     norm_sigma_min: float = 0.05
-    loss_z: float = 6.0
-    norm_z: float = 8.0  # within `together_steps`, beside a loss that is out
+    lag_steps: int = 15  # of which the running level's own lag behind a falling loss is learned
+    loss_z: float = 5.0  # beside a norm that is out
+    norm_z: float = 6.0  # within `together_steps`
+    alone_loss_z: float = 6.0
     alone_norm_z: float = 10.0  # so many steps in a row, and `alone_norm_rise`: the loss will follow
     alone_norm_steps: int = 3
     alone_norm_rise: float = 2.08  # log(8)
-    rise_min: float = 0.1
+    rise_min: float = 0.05
     alone_rise_min: float = 0.2  # of a loss whose gradients are calm or unknown
     alone_steps: int = 4  # of the last `alone_of_steps`
     alone_of_steps: int = 6
@@ -51,10 +53,13 @@ class LossConfig:
     calm_steps: int = 5
     diverged_after_steps: int = 100
     recovering_until_steps: int = 300
-    slope_steps: int = 200  # four blocks of it, each above the one before
-    slope_rise_min: float = 0.1
-    slope_norm_rise: float = 0.4  # log(1.5): of the norm, meanwhile
-    slope_rise_alone: float = 0.4  # where no norm is told
+    diverged_rise_min: float = 0.1  # of a loss that still rises, or with a norm that is still out
+    diverged_rise_sure: float = 0.5
+    climb_steps: int = 80  # four blocks of it, each above the one before: a warning
+    slope_steps: int = 200  # the same over so many steps: a divergence
+    climb_rise_min: float = 0.08
+    climb_norm_rise: float = 0.25  # log(1.28): of the norm, meanwhile
+    climb_rise_alone: float = 0.3  # where no norm is told
 
 
 class _Series(msgspec.Struct):
@@ -153,21 +158,24 @@ class LossChannel:
         self._learn(state.loss, x, zx, level if sigma is not None else None)
         if y is not None:
             self._learn(state.norm, y, zy, norm_level if norm_sigma is not None else None)
-        if state.seen % 10 == 0 and self._climbs():
-            level, sigma = float(np.median(state.losses[:50])), sigma or config.loss_sigma_min
-            state.open = _Open(DIVERGENCE, state.steps[0], 0, x - level, 0, level, sigma)
-            self._say(DIVERGENCE, matrix, roster)
+        for kind, steps in ((DIVERGENCE, config.slope_steps), (SPIKE, config.climb_steps)):
+            if state.seen % 5 == 0 and sigma is not None and self._climbs(steps, sigma):
+                level = float(np.median(state.losses[-steps : -steps + steps // 4]))
+                onset = state.steps[-steps + steps // 4]
+                state.open = _Open(kind, onset, 0, x - level, 0, level, sigma)
+                self._say(kind, matrix, roster)
+                return
 
     def _opens(self, rise: float, norm_rise: float, roster: Roster) -> bool:
         """The loss is out with the norm, or by itself for some steps, or the norm runs away ahead of it."""
         state, config = self._state, self.config
-        cold = 2.0 if roster.resume_step is None and state.seen <= config.cold_steps else 1.0
+        cold = 1.5 if roster.resume_step is None and state.seen <= config.cold_steps else 1.0
         least = config.rise_min * self._unit()
         zx = np.array(state.loss_z) / cold
         zy = np.array(state.norm_z) / cold
-        out = zx > config.loss_z
-        if out[-1] and rise > least and zy.max() > config.norm_z:
+        if zx[-1] > config.loss_z and rise > least and zy.max() > config.norm_z:
             return True
+        out = zx > config.alone_loss_z
         alone = config.alone_rise_min * self._unit() * cold
         if out[-1] and rise > alone and int(out[-config.alone_of_steps :].sum()) >= config.alone_steps:
             return True
@@ -198,6 +206,7 @@ class LossChannel:
             return 0.0, None
         level = float(np.median(series.clean[-self.config.level_steps :]))
         residuals = np.array(series.residuals or [0.0])
+        level += min(0.0, float(np.median(residuals[-self.config.lag_steps :])))
         spread = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
         unit = self._unit() if series is self._state.loss else 1.0
         return level, max(sigma_min * unit, spread)
@@ -232,37 +241,43 @@ class LossChannel:
         elif spike.kind == SPIKE and spike.since >= config.diverged_after_steps and spike.since % 10 == 0:
             half = config.diverged_after_steps // 4
             recent = np.array(state.losses[-2 * half :])
-            falling = float(np.median(recent[half:])) < float(np.median(recent[:half])) - spike.sigma / 2
-            if falling and spike.since < config.recovering_until_steps:
+            moved = float(np.median(recent[half:])) - float(np.median(recent[:half]))
+            if moved < -spike.sigma / 2 and spike.since < config.recovering_until_steps:
+                return
+            stays = (float(np.median(recent[half:])) - spike.level) / self._unit()
+            worse = moved > spike.sigma / 2 or zy > config.norm_z
+            if stays < config.diverged_rise_min or not (worse or stays > config.diverged_rise_sure):
+                self._close(forget=True)  # harder than before, and calm: this is its level now
                 return
             self._told.append(Ended(SPIKE))
             state.open = _Open(DIVERGENCE, spike.onset_step, 0, spike.peak, 0, spike.level, spike.sigma)
             self._say(DIVERGENCE, matrix, roster)
 
-    def _close(self) -> None:
+    def _close(self, *, forget: bool = False) -> None:
         state = self._state
         assert state.open is not None
+        if forget:
+            state.loss, state.norm = _Series(clean=state.losses[-30:]), _Series()
         self._told.append(Ended(state.open.kind))
         state.open = None
         state.loss_z, state.norm_z = [], []
         state.loss.frozen, state.norm.frozen = [], []
         state.steps, state.losses, state.norms = [], [], []
 
-    def _climbs(self) -> bool:
+    def _climbs(self, steps: int, sigma: float) -> bool:
         """The loss has risen over the last steps, block by block, and the norm with it."""
         state, config = self._state, self.config
-        if len(state.losses) < config.slope_steps:
+        if len(state.losses) < steps or state.seen < steps + config.learn_min:
             return False
-        blocks = np.median(np.array(state.losses).reshape(4, -1), axis=1)
-        norms = np.array([np.nan if norm is None else norm for norm in state.norms]).reshape(4, -1)
-        known = bool(np.isfinite(norms).all())
-        rise = float(blocks[-1] - blocks[0]) / self._unit()
-        if not (np.diff(blocks) > 0.0).all() or rise < config.slope_rise_min:
+        blocks = np.median(np.array(state.losses[-steps:]).reshape(4, -1), axis=1)
+        rise = float(blocks[-1] - blocks[0])
+        if not (np.diff(blocks) > 0.0).all() or rise < max(config.climb_rise_min * self._unit(), 4.0 * sigma):
             return False
-        if not known:
-            return rise >= config.slope_rise_alone
+        norms = np.array([np.nan if norm is None else norm for norm in state.norms[-steps:]]).reshape(4, -1)
+        if not np.isfinite(norms).all():
+            return rise >= config.climb_rise_alone * self._unit()
         levels = np.median(norms, axis=1)
-        return float(levels[-1] - levels[0]) >= config.slope_norm_rise
+        return float(levels[-1] - levels[0]) >= config.climb_norm_rise
 
     def _say(self, kind: Literal["loss_spike", "divergence"], matrix: StepMatrix, roster: Roster) -> None:
         state, opened = self._state, self._state.open

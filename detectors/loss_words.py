@@ -14,6 +14,7 @@ from detectors.verdict import Evidence
 
 LOSS, NORM = "train.loss", "train.gradient.norm"
 SPIKE: Literal["loss_spike"] = "loss_spike"
+CLIMB_STEPS = 20  # a loss that takes longer to rise does not jump
 DIVERGENCE: Literal["divergence"] = "divergence"
 
 
@@ -76,6 +77,8 @@ def _summary(story: LossStory) -> str:
             f"The training diverges since step {onset}: the loss is {story.now:.4g}, it was {story.usual:.4g} and has"
             f" not come back. Go back to a checkpoint before step {onset}."
         )
+    if story.step - onset > CLIMB_STEPS:
+        return f"The loss climbs since step {onset}: it is {story.now:.4g} and was {story.usual:.4g}{_norms(story)}."
     if story.now <= story.usual * 1.05:
         return (
             f"The gradient's norm runs away since step {onset}; the loss, {story.now:.4g}, may follow. Such spikes"
@@ -85,3 +88,9 @@ def _summary(story: LossStory) -> str:
         f"The loss jumped to {story.now:.4g} from {story.usual:.4g}, beginning at step {onset}. Such spikes mostly"
         " pass by themselves: wait before you roll back."
     )
+
+
+def _norms(story: LossStory) -> str:
+    if story.norm_now is None:
+        return ""
+    return f"; the gradient's norm is {story.norm_now:.3g}, it was {story.norm_usual:.3g}"
