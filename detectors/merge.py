@@ -11,7 +11,7 @@ import msgspec
 
 from detectors.clues import TOPIC_OF, Place
 from ingest.bus import TopicPartition
-from ingest.events import AttemptStarted, Message, Metrics, NodeHeartbeat, Topic
+from ingest.events import AttemptStarted, DeviceMetrics, Message, Metrics, NodeHeartbeat, Topic
 
 PROMPT = frozenset((Metrics, NodeHeartbeat))  # sent as soon as they are stamped
 
@@ -241,8 +241,9 @@ class Merge:
 
 
 def _stream_key(message: Message, topic: Topic) -> str:
-    """Events by type: a launcher and a checkpoint engine both speak for a rank, each with a counter of its own."""
-    kind = type(message).__name__ if topic == "events" else topic
+    """Events by type: a launcher and a checkpoint engine both speak for a rank, each with a counter of its own; so do
+    a rank and the launcher that measures its process."""
+    kind = type(message).__name__ if topic == "events" or type(message) is DeviceMetrics else topic
     return f"{message.attempt}/{message.rank}/{message.node}/{kind}"
 
 

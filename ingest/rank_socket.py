@@ -2,7 +2,8 @@
 
 A packet is a type, a newline and JSON, at most `PACKET_BYTES_MAX` bytes. The rank opens with `hello.v1`
 (again after every reconnect, and once more when it knows its GPU better), then sends `metrics.v1`, `logs.v1`
-and `fault_injected.v1`; the launcher may send `inject.v1`. Both ends ignore a type they do not know.
+and `fault_injected.v1`; the launcher may send `inject.v1`, and `flight_wanted.v1`, which a rank that has torch's flight
+recorder answers with `flight.v1`. Both ends ignore a type they do not know.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ METRICS = "metrics.v1"
 LOGS = "logs.v1"
 FAULT_INJECTED = "fault_injected.v1"
 INJECT = "inject.v1"
+FLIGHT = "flight.v1"
+FLIGHT_WANTED = "flight_wanted.v1"
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):

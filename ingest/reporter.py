@@ -15,9 +15,12 @@ import msgspec
 
 from .clock import Clock
 from .events import FaultInjected, LogLine, Logs, Message, Metrics, Phase, split_non_finite
+from .flight_recorder import Flight
 from .identity import RankIdentity
 from .rank_socket import (
     FAULT_INJECTED,
+    FLIGHT,
+    FLIGHT_WANTED,
     INJECT,
     LOGS,
     METRICS,
@@ -72,6 +75,8 @@ class Reporter:
         self._phase = phase
         self._clock = clock
         self._on_inject = on_inject
+        self._flight: Callable[[], Flight | None] | None = None
+        self._flight_told = False
         self._lines: deque[LogLine] = deque()
         self._faults: deque[FaultFired] = deque(maxlen=FAULTS_MAX)
         self._better_hello: Hello | None = None
@@ -117,6 +122,10 @@ class Reporter:
         self._hold_seconds = delay_seconds
         self._hold_until = self._clock.monotonic() + seconds
 
+    def watch_flight(self, flight: Callable[[], Flight | None]) -> None:
+        """From now on the launcher may ask how far our collectives got; `flight` is called from our thread."""
+        self._flight, self._flight_told = flight, False
+
     def introduce(self, hello: Hello) -> None:
         """Say hello again, knowing more."""
         self._better_hello = hello
@@ -147,6 +156,9 @@ class Reporter:
         self._queue_faults()
         self._queue_lines()
         self._let_go(self._clock.monotonic())
+        if self._flight is not None and not self._flight_told:
+            self._flight_told = True
+            self._socket.put(pack(FLIGHT, self._encoder.encode(Flight())))  # we can be asked
         self._socket.pump()
         for packet in self._socket.receive():
             self._obey(packet)
@@ -262,3 +274,5 @@ class Reporter:
             return
         if packet_type == INJECT:
             self._on_inject(body)
+        elif packet_type == FLIGHT_WANTED and self._flight is not None:
+            self._socket.put(pack(FLIGHT, self._encoder.encode(self._flight() or Flight())))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 from .clock import Clock
 from .devices import Gpu, gpu_of_rank, nvidia_gpus
 from .events import LogLine, Phase
+from .flight_recorder import Flight
 from .identity import RankIdentity
 from .injection import DEFAULT_PCI_ADDRESS, Injector
 from .process_hooks import ProcessHooks
@@ -142,6 +143,11 @@ class Run:
         if self._reporter is not None and self._identity is not None and gpu != self._gpu:
             self._gpu = gpu
             self._reporter.introduce(_hello(self._identity, gpu))
+
+    def see_flight_recorder(self, flight: Callable[[], Flight | None]) -> None:
+        """torch records this rank's collectives: how far they got can be asked for."""
+        if self._reporter is not None:
+            self._reporter.watch_flight(flight)
 
     def start(self) -> None:
         """Start to report."""

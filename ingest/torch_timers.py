@@ -9,6 +9,7 @@ fault asks for that).
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .devices import Gpu
+from .flight_recorder import Flight, parse_dump
 from .injection import made_nan, raise_injected
 from .run import Run, hook_exceptions_again
 from .run_queue import ThreadMeter
@@ -265,6 +267,8 @@ def watch_training(
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     if device.type == "cuda":
         run.see_gpu(_gpu(device))
+    if _records_flights():
+        run.see_flight_recorder(_flight)
     reduction = None if ddp is None else _reduction(ddp)
     alone = _is_alone()
     if reduction is None and not alone:
@@ -341,6 +345,29 @@ def _gpu(device: torch.device) -> Gpu:
     properties: Any = torch.cuda.get_device_properties(device)
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     return Gpu(f"GPU-{properties.uuid}", address)
+
+
+def _records_flights() -> bool:
+    """Whether torch was asked to record collectives."""
+    asked = os.environ.get("TORCH_FR_BUFFER_SIZE") or os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") or "0"
+    return asked.isdecimal() and int(asked) > 0 and dist.is_available()
+
+
+def _flight() -> Flight | None:
+    """How far this rank's collectives got; called while the job stands still, from the reporter's thread."""
+    try:
+        from torch._C import _distributed_c10d as c10d
+    except ImportError:
+        return None
+    dumps = [getattr(c10d, name, None) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json")]
+    for dump in dumps:  # the first is NCCL's, the second gloo's, which not every torch has
+        try:
+            flight = parse_dump(dump()) if dump is not None else None
+        except Exception:  # noqa: BLE001  private API of torch's: no evidence is better than a dead rank
+            flight = None
+        if flight is not None:
+            return flight
+    return None
 
 
 def _trains(module: torch.nn.Module) -> bool:

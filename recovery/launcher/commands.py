@@ -29,8 +29,6 @@ from .rank import LocalRank
 if TYPE_CHECKING:
     from .launcher import Launcher
 
-STACKS_QUIET_LOOKS = 2  # stacks that have not grown for so many looks are whole
-
 
 class Commands:
     """The commands in progress; each is a function that returns its reply when it has one."""
@@ -156,19 +154,11 @@ class Commands:
         share = self._launcher.share
         if share is None or share.attempt != order.attempt:
             return self._refuse("conflict", f"attempt {order.attempt} does not run on {self._launcher.config.node}")
-        asked = {rank.rank: rank for rank in share.alive if rank.ask_stacks()}
-        quiet: dict[int, tuple[str, int]] = {}
-        deadline = self._clock.monotonic() + order.deadline_seconds
+        asking = self._launcher.ask_stacks(share, order.deadline_seconds)
 
         def step() -> Reply | None:
-            for number, rank in asked.items():
-                text = rank.stacks()
-                before, looks = quiet.get(number, ("", 0))
-                quiet[number] = (text, looks + 1 if text and text == before else 0)
-            whole = all(quiet[number][1] >= STACKS_QUIET_LOOKS or not rank.alive for number, rank in asked.items())
-            if not whole and self._clock.monotonic() < deadline:
-                return None
-            return Reply(stacks={number: text for number, (text, _) in quiet.items() if text})
+            stacks = asking.look()
+            return None if stacks is None else Reply(stacks=stacks)
 
         return step
 

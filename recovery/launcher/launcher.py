@@ -15,12 +15,14 @@ from typing import Any
 from ingest.bus import Bus
 from ingest.clock import Clock
 from ingest.events import LAUNCHER_RANK, FaultInjected, Logs, Message, Metrics, NodeHeartbeat
+from ingest.flight_recorder import Flight
 from ingest.rank_socket import Hello
 
 from .commands import Commands
 from .config import LauncherConfig
 from .control import Control
 from .job_files import BrokenJobFile, read_file, write_file
+from .measures import MEASURE_SECONDS, Measures
 from .outside_faults import OutsideFaults
 from .procfs import start_time_of
 from .protocol import NodeFile, RankProcess
@@ -28,6 +30,7 @@ from .publisher import Publisher, dead_letter
 from .rank import LocalRank
 from .share import Share
 from .show import Shown
+from .stacks import STALL_DEADLINE_SECONDS, StackRound, StallWatch
 from .telemetry import Telemetry
 from .zygote_keeper import ZygoteKeeper
 
@@ -55,6 +58,9 @@ class Launcher:
         )
         checkpoints = config.env.get("TRANSOM_CKPT_DIR")
         self.faults = OutsideFaults(clock, Path(checkpoints) if checkpoints else None, config.python)
+        self._measures = Measures(clock, self.publish, Path(checkpoints) if checkpoints else None)
+        self._stall = StallWatch()
+        self._round: StackRound | None = None  # the question that nobody has asked
         self._idle_sequence = 0
         self._leave_by: float | None = None
         self._signals = 0
@@ -105,7 +111,7 @@ class Launcher:
 
     def begin(self, share: Share) -> None:
         """A new attempt replaces the one that is gone."""
-        self.share = share
+        self.share, self._round = share, None
         self.fenced_attempt = max(self.fenced_attempt, share.attempt)
 
     def make_share(self, order: Any) -> Share:
@@ -161,6 +167,10 @@ class Launcher:
         if self.share is not None and message.attempt == self.share.attempt:
             self.share.said(message)
 
+    def said_flight(self, rank: int, flight: Flight) -> None:
+        if self.share is not None and rank in self.share.ranks:
+            self.share.said_flight(rank, flight)
+
     def garbage(self, packet_type: str, body: bytes, reason: str, rank: int | None) -> None:
         source = {"node": self.config.node, "rank": "" if rank is None else rank}
         self._publisher.put(dead_letter(self.config.job, packet_type, body, reason, source))
@@ -184,11 +194,26 @@ class Launcher:
             self._beat()
         elif share is not None and self._is_due("logs", now, limits.log_flush_seconds):
             share.flush_logs()
+        if share is not None and not share.gone:
+            self._witness(share, now)
         self.commands.tick()
         self.faults.tick()
         if self._is_due("idle", now, 5.0):
             self.telemetry.drop_silent()
             self._control.drop_idle()
+
+    def _witness(self, share: Share, now: float) -> None:
+        """Measure what can be measured; gather evidence of a standstill before anybody stops anything."""
+        if self._is_due("measure", now, MEASURE_SECONDS):
+            self._measures.measure(share)
+        if self._round is not None and self._round.look() is not None:
+            self._round = None
+        if self._round is None and not self.commands.waiting and self._stall.is_due(share, now):
+            self._round = self.ask_stacks(share, STALL_DEADLINE_SECONDS)
+
+    def ask_stacks(self, share: Share, deadline_seconds: float) -> StackRound:
+        """Ask all ranks where they stand; who asks looks for the answer."""
+        return StackRound(share, self.clock, deadline_seconds, self.publish, self.telemetry.ask_flight)
 
     def _hear_zygote(self) -> None:
         changed = self.zygote.attend(self.share)

@@ -31,6 +31,14 @@ def stat_of(pid: int) -> ProcessStat | None:
     return ProcessStat(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
+def wchan_of(pid: int) -> str:
+    """The kernel function in which the process's main thread sleeps; empty where it runs or that is not told."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
+        return "" if text == "0" else text
+    return ""
+
+
 def is_alive(pid: int, start_time: int) -> bool:
     """Whether that very process still runs; a zombie does not."""
     stat = stat_of(pid)

@@ -9,6 +9,7 @@ import signal
 from contextlib import suppress
 
 from ingest.events import ErrorRecord, RankPlace
+from ingest.flight_recorder import Flight
 from ingest.rank_socket import Hello
 
 from .output import LinePrefixer
@@ -38,6 +39,8 @@ class LocalRank:
         self.hello: Hello | None = None
         self.announced = False
         self.step = -1
+        self.flight: Flight | None = None  # how far its collectives got, when it was asked last
+        self.flight_known = False  # it has a flight recorder
         self.phase = ""
         self.exit_code: int | None = None
         self.signal: int | None = None

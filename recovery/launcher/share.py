@@ -25,6 +25,7 @@ from ingest.events import (
     RankStarted,
     Topic,
 )
+from ingest.flight_recorder import Flight
 from ingest.rank_socket import Hello
 
 from .config import LauncherConfig
@@ -181,6 +182,11 @@ class Share:
         else:
             stamp = self.stamp(message.rank, "events", message.at)
             self._publish(replace(message, node=stamp["node"], sequence=stamp["sequence"]))
+
+    def said_flight(self, number: int, flight: Flight) -> None:
+        """How far a rank's collectives got, which it tells when asked (and once unasked: that it can)."""
+        rank = self.ranks[number]
+        rank.flight, rank.flight_known = flight, True
 
     def exited(self, pid: int, code: int | None, number: int | None) -> None:
         """A process of somebody's has ended; ours are drained from now on."""

@@ -17,8 +17,11 @@ import msgspec
 from ingest.clock import Clock
 from ingest.codec import Codec, Undecodable
 from ingest.events import FaultInjected, Logs, Message, Metrics
+from ingest.flight_recorder import Flight
 from ingest.rank_socket import (
     FAULT_INJECTED,
+    FLIGHT,
+    FLIGHT_WANTED,
     HELLO,
     INJECT,
     LOGS,
@@ -38,6 +41,7 @@ PACKETS_PER_LOOK_MAX = 64
 DEAD_LETTERS_PER_CONNECTION_MAX = 20
 
 _HELLO = msgspec.json.Decoder(Hello)
+_FLIGHT = msgspec.json.Decoder(Flight)
 
 
 class Audience(Protocol):
@@ -54,6 +58,8 @@ class Audience(Protocol):
     def said_hello(self, hello: Hello) -> None: ...
 
     def said(self, message: Metrics | Logs | FaultInjected) -> None: ...
+
+    def said_flight(self, rank: int, flight: Flight) -> None: ...
 
     def garbage(self, packet_type: str, body: bytes, reason: str, rank: int | None) -> None:
         """A packet for the dead letters."""
@@ -191,7 +197,13 @@ class Telemetry:
 
     def send_inject(self, rank: int, order: Inject) -> bool:
         """Whether a connection of this rank has taken the order."""
-        packet = pack(INJECT, msgspec.json.encode(order))
+        return self._send(rank, pack(INJECT, msgspec.json.encode(order)))
+
+    def ask_flight(self, rank: int) -> bool:
+        """Whether a connection of this rank was asked how far its collectives got."""
+        return self._send(rank, pack(FLIGHT_WANTED, b"{}"))
+
+    def _send(self, rank: int, packet: bytes) -> bool:
         for connection in self._of(rank):
             if connection.hello is None:
                 continue
@@ -225,6 +237,16 @@ class Telemetry:
             self._close(connection)
         elif packet_type in (METRICS, LOGS, FAULT_INJECTED):
             self._decode(connection, connection.hello, packet_type, body)
+        elif packet_type == FLIGHT:
+            self._hear_flight(connection, connection.hello, body)
+
+    def _hear_flight(self, connection: Connection, hello: Hello, body: bytes) -> None:
+        try:
+            flight = _FLIGHT.decode(body)
+        except (ValueError, RecursionError) as error:
+            self._garbage(connection, FLIGHT, body, f"not a {FLIGHT}: {error}")
+            return
+        self._audience.said_flight(hello.rank, flight)
 
     def _greet(self, connection: Connection, body: bytes) -> None:
         try:
