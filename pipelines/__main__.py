@@ -8,7 +8,7 @@ import typer
 
 from ckpt_engine.errors import CheckpointError
 from ingest.bus import BusError
-from pipelines.cli import checkpoints, corpus, evaluate, jobs, machine, measures, reads, services, simulation
+from pipelines.cli import checkpoints, corpus, diagnose, evaluate, jobs, machine, measures, reads, services, simulation
 from pipelines.errors import StatedError
 from pipelines.extras import extra_of
 from recovery.backend import BackendError
