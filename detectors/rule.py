@@ -33,6 +33,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str
     alone: bool = False  # opens an incident although no rank has ended or fallen silent
     firm: bool = False  # counts although the line says that somebody tries again
+    weak: bool = False  # matches too widely to speak for itself: only beside a rank's exit, or in a diagnosis
     storm: FaultClass | None = None  # what more than STORM_LINES_MAX of one device in an hour mean
     enabled: bool = True
 
