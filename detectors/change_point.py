@@ -149,20 +149,26 @@ class ChangePoint:
         if count < config.calm_values:
             return None
         since = sign * (np.array(state.suspects[-count:]) - state.level)
-        if np.median(since[-config.calm_values :]) < config.change_min / 2:
+        if max(float(np.median(since[-config.calm_values :])), float(since[-1])) < config.change_min / 2:
             self._drop(sign)
             return None
         if total <= config.limit or count < self.persist:
             return None
-        size = float(np.median(since))
+        since = since[int(np.argmax(since > np.median(since) / 2)) :]  # the sum may have begun before the change
+        size, count, whole = float(np.median(since)), len(since), count
         median_sigma = 1.2533 * state.sigma * self._memory() / math.sqrt(count)
         needed = max(config.change_min, config.change_sigmas * median_sigma)
         lasting = float((since > size / 2).mean()) >= config.majority
-        if size >= needed and lasting and size > config.excursion_factor * self._excursion(count, sign):
+        if (
+            count >= self.persist
+            and size >= needed
+            and lasting
+            and size > config.excursion_factor * self._excursion(count, sign)
+        ):
             state.suspects = state.suspects[-count:]
             state.held, state.held_count = sign * size, count
             return Change("began", sign * size, count, state.sigma)
-        if count >= 2 * self.persist or count >= config.suspects_max:
+        if whole >= 2 * self.persist or whole >= config.suspects_max:
             self._drop(sign)
         return None
 

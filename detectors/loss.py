@@ -36,7 +36,7 @@ class LossConfig:
     loss_sigma_min: float = 0.01
     norm_sigma_min: float = 0.05
     lag_steps: int = 15  # of which the running level's own lag behind a falling loss is learned
-    loss_z: float = 5.0  # beside a norm that is out
+    loss_z: float = 6.0  # beside a norm that is out
     norm_z: float = 6.0  # within `together_steps`
     alone_loss_z: float = 6.0
     alone_norm_z: float = 10.0  # so many steps in a row, and `alone_norm_rise`: the loss will follow

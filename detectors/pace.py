@@ -38,6 +38,8 @@ class PaceConfig:
     change: ChangePointConfig = field(default_factory=ChangePointConfig)
     many_nodes: int = 4  # no burst of a neighbour moves the median of the ranks of so many machines
     many_persist_max: int = 10
+    few_part_min: float = 0.1  # on fewer, neighbours move the parts of a step by this much
+    pause_steps_min: float = 2.0  # a checkpoint's growth in normal steps, and by half
     story: StoryConfig = field(default_factory=StoryConfig)
     data: DataWatchConfig = field(default_factory=DataWatchConfig)
     alone_after_steps: int = 50  # what one rank does to all is said here only when nobody else has a limit for it
@@ -47,7 +49,7 @@ class PaceConfig:
     settle_steps: int = 50  # a regime that has not changed for so long has settled
     pause: ChangePointConfig = field(
         default_factory=lambda: ChangePointConfig(
-            learn_min=6, sure_min=6, change_min=0.405, persist_min=4, persist_max=4, calm_values=3,
+            learn_min=10, sure_min=10, change_min=0.405, persist_min=4, persist_max=4, calm_values=3,
             recover_values=3, sigma_min=0.05,
         )
     )  # fmt: skip  # checkpoints and evaluations, visit by visit: half as long again, four times in a row
@@ -121,8 +123,8 @@ class PaceChannel:
         self.phases.load_state(state["phases"])
         for name, held in self._state.points.items():
             self._points[name].state = held
-        if self._state.many:
-            self._set_many(True)
+        if self._state.many is not None:
+            self._set_many(self._state.many)
         self._rows = Rows(arrays["rows"].copy())
 
     def _train(self, row: Floats, matrix: StepMatrix, roster: Roster) -> None:
@@ -154,9 +156,13 @@ class PaceChannel:
     def _set_many(self, many: bool) -> None:
         """Over many machines, what all ranks have in common is steady, and a change of it need not persist so long."""
         self._state.many = many
-        if many:
-            config = replace(self.config.change, persist_max=self.config.many_persist_max)
-            self._points["own"].config = self._points["wait"].config = config
+        change = self.config.change
+        config = (
+            replace(change, persist_max=self.config.many_persist_max)
+            if many
+            else replace(change, change_min=self.config.few_part_min)
+        )
+        self._points["own"].config = self._points["wait"].config = config
 
     def _value(self, name: str) -> float:
         """The newest value of a series: the logarithm of the step, parts as shares of a normal step."""
@@ -200,7 +206,8 @@ class PaceChannel:
         if story.part == "data":
             self._open(DATA, story, matrix, roster)
             return
-        if story.after <= story.before and name != "seconds":
+        least = 0.0 if state.many else self.config.change.change_min
+        if math.log(story.after / story.before) <= least and name != "seconds":
             self._points[name].accept()  # longer in one part, shorter in another: no step takes longer
             return
         state.silent = [other for other in state.silent if other != name]
@@ -235,13 +242,23 @@ class PaceChannel:
         config, cut = self.config, self._cut(count)
         busiest = self._rows.column("busiest", cut.since)
         ranks, counts = np.unique(busiest, return_counts=True)
+        rank = int(ranks[np.argmax(counts)])
         story = self._story(cut)
-        before = self._rows.median("busy", cut.before)
-        slight = self._rows.median("busy", cut.since) / before - 1.0 < config.alone_share_max
-        if story.part != "one_rank" or not slight or counts.max() < config.alone_majority * len(busiest):
+        if story.part != "one_rank" or counts.max() < config.alone_majority * len(busiest):
+            return
+        if not 0.0 < self._growth_of(rank, cut, matrix) < config.alone_share_max:
             return
         self._state.opener, self._state.slow_for = "seconds", 0
-        self._open(JOB_SLOW, story._replace(rank=int(ranks[np.argmax(counts)])), matrix, roster)
+        self._open(JOB_SLOW, story._replace(rank=rank), matrix, roster)
+
+    def _growth_of(self, rank: int, cut: Cut, matrix: StepMatrix) -> float:
+        """How much longer this rank computes since the change, as a share; NaN where the matrix has forgotten."""
+        column, medians = matrix.ranks.index(rank), []
+        for rows in (cut.before, cut.since):
+            told = [matrix.values(int(step), "train.compute.duration") for step in self._rows.column("step", rows)]
+            known = finite(np.array([values[column] for values in told if values is not None]))
+            medians.append(float(np.median(known)) if len(known) else math.nan)
+        return medians[1] / medians[0] - 1.0
 
     def _watch_data(self, matrix: StepMatrix, roster: Roster) -> None:
         """All ranks wait for data, steadily or in every second or third step."""
@@ -319,5 +336,9 @@ class PaceChannel:
             self._points[name].accept()
         else:
             usual = math.exp(self._points[name].level)
-            story = self._story(self._cut(1))._replace(part=name, before=usual, after=longest, steps=change.values)
+            now = usual * math.exp(change.size)
+            if now - usual < self.config.pause_steps_min * state.scale:
+                self._points[name].accept()
+                return
+            story = self._story(self._cut(1))._replace(part=name, before=usual, after=now, steps=change.values)
             self._open(key, story, matrix, roster)
