@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from detectors.log_places import Said, Speaker, Stamp, listen, speaker_of_file, stamp_of
 from detectors.log_rules import Hit, Rule, RuleBook
 from detectors.log_scan import BLOCK_BYTES, LineGate, line_around
-from detectors.progress_lines import parse_progress
+from detectors.progress_lines import parse_progress, read_bar
 from detectors.symptoms import Symptom, symptom_of
 
 LINE_BYTES_MAX = 4096
@@ -25,8 +25,7 @@ TEARDOWN_LINES = 60
 CHAIN_LINES = 120
 WENT_ON_STEPS = 2
 
-LAST_COMPLETED = "last completed nccl work"
-REMARKS = (LAST_COMPLETED, "xid (")  # in no rule's gate, but read all the same
+REMARKS = ("last completed ", "xid (")  # in no rule's gate, but read all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Survived:
 
 PROGRESS_WORDS = re.compile(rb"loss|it/s|s/it")
 SEQUENCE = re.compile(r"\bSeqNum=(\d{1,15})")
-COMPLETED = re.compile(r"last completed NCCL work: (-?\d{1,15})")
+COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d{1,15})")
 GROUP = re.compile(r"\[(PG [^\]]*?)\s*Rank \d+\]")
 ADDRESS = r"((?:\d{1,3}\.){3}\d{1,3}|[\w-]+(?:\.[\w-]+)+)"
 PEER = re.compile(r"(?:\b(?:to|from|peer|address)|[Cc]onnect(?:ion)? (?:to|with)) \[?" + ADDRESS + r"\]?[<:]\d+")
@@ -167,7 +166,7 @@ class Source:
 
     def _line(self, block: bytes, lower: bytes, begin: int, end: int) -> None:
         raw = block[begin : min(end, begin + LINE_BYTES_MAX)].replace(b"\0", b"").decode("utf-8", "replace")
-        said = listen(raw)
+        said = self._heard(raw)
         self._remark(said)
         if self.rules.begins_teardown(said.text):
             self._teardown[said.speaker.rank] = self.lines
@@ -192,6 +191,12 @@ class Source:
             self.speakers.add(sighting.speaker)
         else:
             self.folded += 1
+
+    def _heard(self, raw: str) -> Said:
+        """The line, or what was printed behind a progress bar that had not ended its own."""
+        said = listen(raw)
+        bar = read_bar(said.text)
+        return said if bar is None or bar.rest_at < 0 else listen(said.text[bar.rest_at :])
 
     def _sighting(self, hit: Hit, symptom: Symptom, said: Said, block: bytes, begin: int) -> Sighting:
         speaker, stamp = said.speaker, said.stamp
