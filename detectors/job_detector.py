@@ -46,11 +46,11 @@ class Counts(msgspec.Struct):
 class _Attempt:
     """Everything known of one attempt; it dies with it."""
 
-    def __init__(self, job: str, roster: Roster, config: DetectorConfig, rules: RuleBook) -> None:
+    def __init__(self, job: str, roster: Roster, config: DetectorConfig, book: LogBook) -> None:
         self.roster = roster
         self.numbers = JobChannel(config.job)
         self.judge = Judge(job, roster.attempt, config.judge)
-        self.book = LogBook(rules)
+        self.book = book
         self.matrix: StepMatrix | None = None
         self.channel: RankChannel | None = None
         self.channels = make_channels(config)
@@ -85,6 +85,7 @@ class JobDetector:
         self.job = job
         self.config = config or DetectorConfig()
         self.rules = rules or RuleBook.shipped()
+        self._rules_next: RuleBook | None = None
         self.ensemble = ensemble or Ensemble(self.config.ensemble)
         self.counts = Counts()
         self._attempt: _Attempt | None = None
@@ -139,6 +140,10 @@ class JobDetector:
         elif isinstance(message, RankExited) and message.rank >= 0:
             clue = exit_clue(message, place, attempt.roster, self.rules)
             attempt.clues += [clue] if clue is not None else []
+
+    def use_rules(self, rules: RuleBook) -> None:
+        """Other log rules, from the next tick on."""
+        self._rules_next = rules
 
     def advance(self, watermark: float | None) -> list[Verdict]:
         """Everything up to `watermark` has been observed: run the ticks up to it and hand out what they said."""
@@ -209,10 +214,9 @@ class JobDetector:
     def _restore(self, held: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> _Attempt:
         config = self.config
         roster = msgspec.convert(held["roster"], Roster, strict=False)
-        attempt = _Attempt(self.job, roster, config, self.rules)
+        attempt = _Attempt(self.job, roster, config, LogBook.from_state(held["book"], self.rules))
         attempt.numbers = JobChannel.from_state(held["numbers"], config.job)
         attempt.judge = Judge.from_state(self.job, roster.attempt, held["judge"], config.judge)
-        attempt.book = LogBook.from_state(held["book"], self.rules)
         attempt.clues = msgspec.convert(held["clues"], list[Clue])
         attempt.warnings = msgspec.convert(held["warnings"], list[Condition])
         for name, channel in attempt.channels.items():
@@ -232,7 +236,8 @@ class JobDetector:
         if self._attempt is not None:
             self._out += self._attempt.judge.close_all(message.at)
             roster.clocks = self._attempt.roster.clocks  # of the nodes, which outlive attempts
-        self._attempt = _Attempt(self.job, roster, self.config, self.rules)
+        book = self._attempt.book.successor() if self._attempt is not None else LogBook(self.rules)
+        self._attempt = _Attempt(self.job, roster, self.config, book)
         self.ensemble.reset_ranks()
         if self._tick is None or isinstance(message, AttemptStarted):
             self._tick = max(self._tick or 0, math.floor(started / TICK_SECONDS))
@@ -261,7 +266,9 @@ class JobDetector:
 
     def _look(self, tick: int) -> None:
         """One tick: close steps, look for silence, let the judge weigh it."""
-        attempt, now = self._attempt, tick * TICK_SECONDS
+        if self._rules_next is not None:
+            self._swap_rules(self._rules_next)
+        attempt, now, told_before = self._attempt, tick * TICK_SECONDS, len(self._out)
         if attempt is None:
             return
         judge, roster, config = attempt.judge, attempt.roster, self.config.liveness
@@ -298,6 +305,12 @@ class JobDetector:
         self._out += judge.tick(now)
         if roster.over:
             self._out += judge.attempt_over(now)
+        self._out[told_before:] = [attempt.book.support(verdict) for verdict in self._out[told_before:]]
+
+    def _swap_rules(self, rules: RuleBook) -> None:
+        self.rules, self._rules_next = rules, None
+        if self._attempt is not None:
+            self._attempt.book.rules = rules
 
     def _score(self, attempt: _Attempt, now: float) -> list[Finding]:
         """Close what can be closed, score it, and let the models learn from what is clean."""

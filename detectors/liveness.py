@@ -138,7 +138,7 @@ def _why(message: RankExited, rules: RuleBook) -> tuple[Role, FaultClass, Hit | 
         if error.type == START_FAILURE:
             return "root", "start_failure", None, last
         hits = rules.match_record(told)
-        root = next((hit for hit in hits if hit.rule.role == "root" and hit.rule.fault_class != "warning"), None)
+        root = _root(hits)
         if root is not None:
             return "root", root.rule.fault_class, root, last
         if _bare(error.type) in COMMUNICATION_TYPES or any(
@@ -147,13 +147,19 @@ def _why(message: RankExited, rules: RuleBook) -> tuple[Role, FaultClass, Hit | 
             return "cascade", "unknown", None, last
         return "root", "user_error", None, last
     hits = [hit for text in message.last_lines for hit in rules.match_record(text)]
-    root = next((hit for hit in hits if hit.rule.role == "root" and hit.rule.fault_class != "warning"), None)
+    root = _root(hits)
     if root is not None:
         return "root", root.rule.fault_class, root, root.line[:TEXT_CHARACTERS_MAX]
     cascade = next((hit for hit in hits if hit.rule.role == "cascade"), None)
     if cascade is not None:
         return "cascade", "unknown", None, cascade.line[:TEXT_CHARACTERS_MAX]
     return "weak", "unknown", None, ""
+
+
+def _root(hits: list[Hit]) -> Hit | None:
+    """The first hit that says why; not one that matches any exception."""
+    told = (hit for hit in hits if hit.rule.role == "root" and not hit.rule.weak)
+    return next((hit for hit in told if hit.rule.fault_class != "warning"), None)
 
 
 def _bare(name: str) -> str:

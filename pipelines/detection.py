@@ -92,6 +92,12 @@ class Detection:
                 del self._jobs[name]
         return verdicts
 
+    def use_rules(self, rules: RuleBook) -> None:
+        """Other log rules for all jobs, from each one's next tick on."""
+        self._rules = rules
+        for job in self._jobs.values():
+            job.detector.use_rules(rules)
+
     def save(self, partition: int) -> tuple[PartitionState, dict[str, NDArray[Any]]]:
         """The state of one partition's jobs; arrays are named `<job>|<array>`."""
         offsets = {key: at for key, at in self._next.items() if key.partition == partition}
