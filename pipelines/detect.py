@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.ensemble import Ensemble
-from detectors.log_rules import RuleBook
+from detectors.ensemble.ensemble import Ensemble
 from detectors.verdict import VERDICT_TYPES, Verdict
 from ingest.bus import Bus, BusUnavailable, Consumer, Producer, TopicPartition
 from ingest.clock import Clock
@@ -25,6 +24,7 @@ from pipelines.detection import Detection, PartitionState
 from pipelines.own_process import tell
 from pipelines.places import Places
 from pipelines.room_configs import detector_config
+from pipelines.rule_folder import RuleFolder
 from pipelines.settings import Settings
 from pipelines.silence import Silence
 
@@ -34,6 +34,7 @@ POLL_SECONDS = 0.05
 FLUSH_SECONDS_MAX = 30.0
 SAVE_FLUSH_SECONDS_MAX = 3.0  # a process that should end, or give up a partition, has no more
 RETRY_SECONDS = 1.0
+RULES_SECONDS = 2.0  # how often the folder of log rules is looked at
 STATE = "state"  # the array that holds the JSON; all others are named <job>|<array>
 
 
@@ -48,7 +49,11 @@ class Detect:
         self._clock = clock
         self._codec = Codec(VERDICT_TYPES)
         config = detector_config(settings)
-        self._detection = Detection(config, RuleBook.shipped())
+        self._rules = RuleFolder(self._settings.rules_dir)
+        if self._rules.trouble:
+            tell(f"detect: {self._rules.trouble}")
+        self._rules_at = clock.monotonic()
+        self._detection = Detection(config, self._rules.book)
         ensemble = Ensemble(config.ensemble)
         ensemble.preload()  # PyOD takes seconds to import; a first fit in mid-stream would hold up every verdict
         if ensemble.reason:
@@ -96,6 +101,7 @@ class Detect:
         if not self._ready.exists() and consumer.assignment():
             self._ready.touch(mode=0o600)
         self._listen(consumer, heard=bool(records))
+        self._look_at_rules()
         for record in records:
             reason = self._detection.feed(record)
             if reason is not None:
@@ -119,6 +125,19 @@ class Detect:
             self._silence.answered(now)
         elif self._silence.should_ask(now) and not any(consumer.lag().values()):
             self._silence.answered(self._clock.now())
+
+    def _look_at_rules(self) -> None:
+        """Take over the user's log rules when they have changed, if every one of them is good."""
+        if self._clock.monotonic() - self._rules_at < RULES_SECONDS:
+            return
+        self._rules_at = self._clock.monotonic()
+        trouble = self._rules.trouble
+        book = self._rules.changed()
+        if book is not None:
+            self._detection.use_rules(book)
+            tell(f"detect: the log rules have changed: {len(book.rules)} of them are in use from now on")
+        elif self._rules.trouble != trouble:
+            tell(f"detect: {self._rules.trouble}")
 
     def _publish(self, producer: Producer, verdict: Verdict) -> None:
         encoded = self._codec.encode(verdict)

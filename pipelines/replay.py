@@ -19,6 +19,7 @@ from ingest.events import JOB_TOPICS
 from pipelines.detection import Detection
 from pipelines.recording import in_bus_order, read_recording
 from pipelines.room_configs import detector_config
+from pipelines.rule_folder import rules_for
 from pipelines.settings import Settings
 
 CONCLUDE_SECONDS = 0.05  # as often as the service looks
@@ -51,7 +52,7 @@ class Replayed:
 
 def replay_records(records: Iterable[Record], settings: Settings) -> Replayed:
     """Feed the records of a recording in the order of the bus; time is what the bus had stamped on them."""
-    detection = Detection(detector_config(settings), RuleBook.shipped())
+    detection = Detection(detector_config(settings), rules_for(settings.detect.rules_dir))
     codec = Codec(VERDICT_TYPES)
     result = Replayed()
     concluded_at = now = 0.0

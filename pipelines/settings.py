@@ -56,6 +56,9 @@ class DetectSettings(_Section):
     coalesce_seconds: float = Field(3.0, ge=0.0, description="wait for the root of a cascade")
     ensemble: bool = Field(True, description="PyOD evidence beside the rules (needs transom[detect])")
     state_seconds: float = Field(5.0, gt=0.0, description="how often detection state is saved with its offsets")
+    rules_dir: Path | None = Field(
+        None, description="folder of *.toml with log rules of your own, read after ours and again when it changes"
+    )
 
 
 class RecoverSettings(_Section):
