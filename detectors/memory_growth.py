@@ -29,7 +29,7 @@ class MemoryConfig:
 
     warm_up_seconds: float = 30.0  # after the first step; caches and buffers grow until then
     every_seconds: float = 2.0
-    window_seconds: float = 120.0  # in which fast growth is looked for
+    windows_seconds: tuple[float, ...] = (32.0, 120.0)  # in which fast growth is looked for
     slow_every_seconds: float = 30.0
     slow_window_seconds: float = 1800.0
     points_min: int = 12
@@ -43,7 +43,9 @@ class MemoryConfig:
     slow_rising_min: float = 0.95
     slow_gain_share: float = 0.05  # of what it had, in the slow window
     slow_gain_bytes: float = 256 * MIB
-    calm_seconds: float = 30.0  # without growth, and it is over
+    calm_seconds: float = 24.0  # without growth, and it is over
+    slow_calm_seconds: float = 300.0
+    still_rising_min: float = 0.7  # of pairs of points in that time
 
 
 class _Whose(msgspec.Struct):
@@ -56,7 +58,7 @@ class _Whose(msgspec.Struct):
     slow: Series
     limit: float | None = None
     source: Source | None = None
-    open: bool = False
+    open: str = ""  # "fast" or "slow", while it is told
 
 
 class MemoryGrowth:
@@ -77,7 +79,7 @@ class MemoryGrowth:
             key = f"{metric}/{message.node}/{message.rank}/{message.device}"
             whose = self._all.get(key)
             if whose is None:
-                fast = Series(config.every_seconds, int(config.window_seconds / config.every_seconds))
+                fast = Series(config.every_seconds, int(max(config.windows_seconds) / config.every_seconds))
                 slow = Series(config.slow_every_seconds, int(config.slow_window_seconds / config.slow_every_seconds))
                 whose = self._all[key] = _Whose(message.rank, message.node, metric, fast, slow)
             whose.source = source
@@ -99,27 +101,56 @@ class MemoryGrowth:
         self._dirty, self._looked_at = False, now
         if roster.trained_since is None or now < roster.trained_since + config.warm_up_seconds:
             return []
-        since = max(now - config.window_seconds, roster.trained_since + config.warm_up_seconds / 2)
-        rough = {key: whose.fast.rough(since) for key, whose in self._all.items()}
-        rates = {key: rate for key, (_, rate) in rough.items()}
+        warm = roster.trained_since + config.warm_up_seconds / 2
         told: list[Told] = []
+        for window in config.windows_seconds:
+            since = max(now - window, warm)
+            rough = {key: whose.fast.rough(since) for key, whose in self._all.items()}
+            for key in sorted(key for key, whose in self._all.items() if not whose.open):
+                told += self._fast(key, since, now, rough)
         for key in sorted(self._all):
-            whose = self._all[key]
-            if whose.open:
-                told += self._maybe_over(key, whose, now)
-                continue
-            full = whose.limit is not None and (whose.fast.newest or 0.0) >= config.used_min * whose.limit
-            condition = None
-            if rough[key][0] > 0.0 and (full or rough[key][0] >= 0.5 * config.apart_gain_bytes):
-                slope = whose.fast.slope(since)
-                if slope is not None and slope.points >= config.points_min:
-                    condition = self._near(key, whose, slope, rates) or self._apart(key, whose, slope, rates)
-            if condition is None and whose.slow.rough()[0] >= 0.5 * config.slow_gain_bytes:
-                condition = self._slow(key, whose, roster.trained_since + config.warm_up_seconds)
-            if condition is not None:
-                whose.open = True
-                told.append(condition)
+            told += self._slow_or_over(key, now, warm)
         return told
+
+    def _fast(self, key: str, since: float, now: float, rough: dict[str, tuple[float, float]]) -> list[Told]:
+        config, whose = self.config, self._all[key]
+        full = whose.limit is not None and (whose.fast.newest or 0.0) >= config.used_min * whose.limit
+        gain = rough[key][0]
+        if gain <= 0.0 or not (full or gain >= 0.5 * config.apart_gain_bytes):
+            return []
+        slope = whose.fast.slope(since)
+        if slope is None or slope.points < config.points_min or slope.rising < config.rising_min:
+            return []
+        if not self._still(whose.fast, now - config.calm_seconds):
+            return []
+        rates = {other: rate for other, (_, rate) in rough.items()}
+        condition = self._near(key, whose, slope, rates) or self._apart(key, whose, slope, rates)
+        if condition is None:
+            return []
+        whose.open = "fast"
+        return [condition]
+
+    def _slow_or_over(self, key: str, now: float, warm: float) -> list[Told]:
+        config, whose = self.config, self._all[key]
+        if whose.open:
+            fast = whose.open == "fast"
+            series, calm = (whose.fast, config.calm_seconds) if fast else (whose.slow, config.slow_calm_seconds)
+            if self._still(series, now - calm):
+                return []
+            whose.open = ""
+            return [Ended(_key(key))]
+        if whose.slow.rough()[0] < 0.5 * config.slow_gain_bytes:
+            return []
+        condition = self._slow(key, whose, warm)
+        if condition is None or not self._still(whose.slow, now - config.slow_calm_seconds):
+            return []
+        whose.open = "slow"
+        return [condition]
+
+    def _still(self, series: Series, since: float) -> bool:
+        """Whether it still grows, as far as the points since then tell."""
+        recent = series.slope(since)
+        return recent is None or (recent.rising >= self.config.still_rising_min and recent.gained > 0.0)
 
     def to_state(self) -> dict[str, Any]:
         looked_at = self._looked_at if self._looked_at > float("-inf") else None
@@ -130,19 +161,12 @@ class MemoryGrowth:
         self._dirty = state["dirty"]
         self._looked_at = float("-inf") if state["looked_at"] is None else state["looked_at"]
 
-    def _maybe_over(self, key: str, whose: _Whose, now: float) -> list[Told]:
-        recent = whose.fast.slope(now - self.config.calm_seconds)
-        if recent is None or recent.rising >= self.config.rising_min - 0.2:
-            return []
-        whose.open = False
-        return [Ended(_key(key))]
-
     def _near(self, key: str, whose: _Whose, slope: Slope, rates: dict[str, float]) -> Condition | None:
         """The limit is near, and will be reached soon."""
         config, used = self.config, whose.fast.newest
         if whose.limit is None or used is None or used < config.used_min * whose.limit:
             return None
-        if slope.rising < config.rising_min or slope.per_second <= 0.0:
+        if slope.per_second <= 0.0:
             return None
         left = (whose.limit - used) / slope.per_second
         if left > config.left_seconds_max:
@@ -159,7 +183,7 @@ class MemoryGrowth:
     def _apart(self, key: str, whose: _Whose, slope: Slope, rates: dict[str, float]) -> Condition | None:
         """One process grows while those of its peers do not."""
         config = self.config
-        if whose.metric not in (PROCESS, GPU) or whose.rank < 0 or slope.rising < config.rising_min:
+        if whose.metric not in (PROCESS, GPU) or whose.rank < 0:
             return None
         base = (whose.fast.newest or 0.0) - slope.gained
         if slope.gained < max(config.apart_gain_bytes, config.apart_gain_share * base):
@@ -245,7 +269,7 @@ def _gib(size_bytes: float) -> str:
 
 def _rate(slope: Slope) -> str:
     per_second = slope.per_second
-    return f"{per_second / MIB:.3g} MiB/s" if per_second >= 0.1 * MIB else f"{60 * per_second / MIB:.3g} MiB/min"
+    return f"{per_second / MIB:.3g} MiB/s" if per_second >= MIB else f"{60 * per_second / MIB:.3g} MiB/min"
 
 
 def _minutes(seconds: float) -> str:

@@ -20,6 +20,7 @@ from ingest.events import (
     Metrics,
     NodeHeartbeat,
     RankExited,
+    RankStacks,
     RankStalled,
     RankStarted,
 )
@@ -343,6 +344,10 @@ def test_stacks_are_had_of_those_that_answer(lab: Lab) -> None:
     stacks = lab.backend.collect_evidence(JOB, 1, deadline_seconds=0.5)
     assert set(stacks) == {0}
     assert "waits_here" in stacks[0]
+    wait_for(lambda: len(lab.messages(RankStacks)) == 2, "both are told of")
+    told = {message.rank: message for message in lab.messages(RankStacks)}
+    assert "waits_here" in told[0].stacks
+    assert (told[1].stacks, told[1].state) == ("", "T")  # no answer is evidence too
 
 
 def test_faults_are_done_only_where_allowed_and_are_labelled_first(lab: Lab) -> None:
