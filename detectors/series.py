@@ -26,7 +26,7 @@ from detectors.calibration import (
     replayed_threshold,
     threshold_decades,
 )
-from detectors.ensemble import load_model
+from detectors.ensemble.models import load_model
 from detectors.series_features import Bools, Floats, Forecast, Units, filled, mean_and_change, rolling_mean
 
 MEMBERS = ("forecast", "neighbours")

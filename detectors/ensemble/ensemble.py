@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.ensemble.models import EnsembleUnavailable, load_model
+from detectors.ensemble.models import Model as _Model
 from detectors.steps import TIMINGS, Floats
 
 CLIP = 20.0
@@ -22,29 +24,9 @@ DECADES_MAX = 12
 CHECK_ROWS = 16
 
 
-# One thread each, seeded. HBOS and IForest saturate far out; ECOD and COPOD score a row by the batch it comes in, so
-# they serve as baselines only.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "PCA": ("pca", {"n_components": 0.95, "svd_solver": "full", "standardization": True, "random_state": 0}),
-    "KNN": ("knn", {"n_neighbors": 5, "method": "mean"}),
-    "HBOS": ("hbos", {"n_bins": 20}),
-    "IForest": ("iforest", {"n_estimators": 50, "max_samples": 256, "random_state": 0}),
-    "ECOD": ("ecod", {}),
-    "COPOD": ("copod", {}),
-}
-
-
-class EnsembleUnavailable(RuntimeError):
-    """PyOD is not installed; the text names the extra."""
-
 
 class EnsembleRefused(ValueError):
     """A stored model does not reproduce its scores with the libraries at hand; fit it anew."""
-
-
-class _Model(Protocol):
-    def fit(self, rows: Floats) -> Any: ...
-    def decision_function(self, rows: Floats) -> Floats: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +48,6 @@ class _State(msgspec.Struct):
     tail_start: float = 0.0
     tail_mean: float = 1.0
     versions: dict[str, str] = {}
-
-
-def load_model(name: str) -> _Model:
-    """A fresh model; the import of PyOD takes about two seconds, so a service does it before its first message."""
-    if name not in MODELS:
-        raise ValueError(f"no ensemble member is called {name!r}; there are {', '.join(sorted(MODELS))}")
-    module, parameters = MODELS[name]
-    try:
-        found = getattr(__import__(f"pyod.models.{module}", fromlist=(name,)), name)
-    except ImportError as error:
-        raise EnsembleUnavailable("PyOD is not installed: pip install 'transom[detect]'") from error
-    model: _Model = found(**parameters)
-    return model
 
 
 def warm_up(config: EnsembleConfig) -> str:

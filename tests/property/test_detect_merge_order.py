@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detectors.config import DetectorConfig
-from detectors.ensemble import EnsembleConfig
+from detectors.ensemble.ensemble import EnsembleConfig
 from detectors.job_detector import JobDetector
 from detectors.log_rules import RuleBook, strip_prefixes
 from detectors.merge import Merge

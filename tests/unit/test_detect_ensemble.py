@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 
 import numpy as np
 import pytest
 
-from detectors.ensemble import Ensemble, EnsembleConfig, EnsembleRefused, EnsembleUnavailable, load_model
+from detectors.ensemble.ensemble import Ensemble, EnsembleConfig, EnsembleRefused
+from detectors.ensemble.models import EnsembleUnavailable, load_model
 from detectors.steps import TIMINGS
 from tests.synthetic_job import SyntheticJob, detect
 
@@ -80,16 +80,7 @@ def test_memory_is_bounded_and_refits_come_at_fixed_steps() -> None:
 
 
 def test_without_pyod_detection_works_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *rest: object, **more: object) -> object:
-        if name.startswith("pyod"):
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    for name in [name for name in sys.modules if name.startswith("pyod")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "pyod.models.base", None)
     with pytest.raises(EnsembleUnavailable, match=r"transom\[detect\]"):
         load_model("PCA")
     ensemble = Ensemble()

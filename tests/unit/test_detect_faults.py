@@ -7,7 +7,7 @@ import math
 import pytest
 
 from detectors.config import DetectorConfig
-from detectors.ensemble import EnsembleConfig
+from detectors.ensemble.ensemble import EnsembleConfig
 from detectors.verdict import Verdict
 from ingest.events import Metrics
 from tests.synthetic_job import GLOO, SyntheticJob, detect

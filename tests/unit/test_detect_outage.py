@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from detectors.config import DetectorConfig
-from detectors.ensemble import EnsembleConfig
+from detectors.ensemble.ensemble import EnsembleConfig
 from detectors.log_rules import RuleBook
 from detectors.verdict import VERDICT_TYPES, Verdict
 from ingest.bus import BusUnavailable, Record

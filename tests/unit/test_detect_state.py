@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from detectors.config import DetectorConfig
-from detectors.ensemble import EnsembleConfig
+from detectors.ensemble.ensemble import EnsembleConfig
 from detectors.job_detector import JobDetector
 from detectors.merge import Merge
 from tests.synthetic_job import SyntheticJob, drain, with_places
