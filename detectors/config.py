@@ -12,7 +12,7 @@ from detectors.liveness import LivenessConfig
 from detectors.loss import LossConfig
 from detectors.merge import MergeConfig
 from detectors.pace import PaceConfig
-from detectors.rank_channel import RankChannelConfig
+from detectors.rank_config import RankChannelConfig
 from detectors.steps import StepsConfig
 
 

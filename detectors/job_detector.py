@@ -15,6 +15,7 @@ from detectors.channels import make_channels
 from detectors.clues import Clue, Condition, Place
 from detectors.config import DetectorConfig
 from detectors.ensemble import Ensemble, EnsembleRefused
+from detectors.finding import Finding
 from detectors.findings import condition_of
 from detectors.hang import any_stopped, look_for_hang, look_for_stopped
 from detectors.job_channel import JobChannel
@@ -22,7 +23,7 @@ from detectors.judge import Judge
 from detectors.liveness import all_speak, exit_clue, look_for_lost_node, node_suspect
 from detectors.log_book import LogBook
 from detectors.log_rules import RuleBook
-from detectors.rank_channel import Finding, RankChannel
+from detectors.rank_channel import RankChannel
 from detectors.roster import Roster
 from detectors.steps import StepMatrix
 from detectors.verdict import Verdict
@@ -338,13 +339,14 @@ class JobDetector:
         if attempt.judge.over:
             return []
         support = None
-        if finding.kind == "straggler" and self.ensemble.fitted:
+        if finding.kind == "straggler" and finding.rank is not None and self.ensemble.fitted:
             support = self._support(attempt.matrix, finding)
         return attempt.judge.begin(now, condition_of(finding, attempt.matrix, attempt.roster, support))
 
     def _support(self, matrix: StepMatrix, finding: Finding) -> int | None:
         """The ensemble's opinion of the finding's steps: the median of their decades."""
-        column = matrix.ranks.index(int(finding.subject))
+        assert finding.rank is not None
+        column = matrix.ranks.index(finding.rank)
         decades = []
         for step in finding.steps:
             rows = matrix.rows(step)

@@ -1,145 +1,146 @@
 """The rank channel: compares every rank with its peers, step by step, and names the odd one.
 
-Few peers (2 to 7): a rank's own compute time over its own learned base, against the largest of the others. The
-largest, because a burst on one core slows two ranks together and would break the peers' median in a job this small.
-Many peers (8 and more): distance from the peers' median, less the rank's own offset, over the peers' MAD.
+Peers are the ranks of one role. Few of them (2 to 7): `few_peers`; many (8 and more): `many_peers`, with evidence on
+several time scales (`hysteresis`). What most ranks of a node share is the node's (`node_view`). A rank without peers
+is not compared with anything: its own history cannot tell a fault from a longer sequence or a busy neighbour, and
+what hits the whole job is the job channel's business.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from detectors.steps import Floats, StepMatrix
+from detectors.few_peers import FEW_MAX, FewPeers
+from detectors.finding import Finding
+from detectors.hysteresis import SCALES, Bools, Evidence, Singles, since_shift
+from detectors.many_peers import OWN, WALL, ManyPeers
+from detectors.node_view import NodeView
+from detectors.open_findings import KIND_OF, Opened, OpenFindings, Seen
+from detectors.rank_config import RankChannelConfig
+from detectors.roles import given_roles, learned_roles
+from detectors.steps import Floats, Ints, StepMatrix
 
-OWN, WALL = "train.compute.own", "train.compute.duration"
-DATA, DELAY, STEP = "train.data.duration", "train.run_queue.delay", "train.step.duration"
-WINDOW = 16  # scored steps remembered; every rule looks at the last of them
-
-Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class RankChannelConfig:
-    """Thresholds measured on small jobs under noisy neighbours; changes here need a clean run to prove them."""
-
-    warmup_steps: int = 5  # after every (re)start
-    base_steps_min: int = 20
-    base_steps_max: int = 80
-    excess_open: float = 0.10
-    excess_close: float = 0.05
-    open_steps: int = 5
-    of_steps: int = 8
-    close_steps: int = 8
-    slow_from_start_excess: float = 0.30  # over the largest of the others while bases are learned
-    excess_seconds_min: float = 0.002  # timers are not better than this
-    many_peers: int = 8
-    z_open: float = 6.0
-    z_freeze: float = 4.0
-    z_clip: float = 20.0
-    floor_fraction: float = 0.005  # of the peers' median
-    offset_steps_max: int = 200
-    data_excess_seconds: float = 0.010
-    data_excess_fraction: float = 0.02  # of the step
-    contended_delay_fraction: float = 0.5  # of the rank's own compute time
-    contended_own_max: float = 0.15
-    contended_steps: int = 12
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank (or, contended, a node) begins or ceases to be odd."""
-
-    kind: Literal["straggler", "data_stall", "contended_node"]
-    subject: str  # the rank's number, or the node's name
-    open: bool
-    steps: tuple[int, ...] = ()  # where it exceeded, oldest first
-    metric: str = ""
-    value: float = 0.0
-    peers_median: float = 0.0
-    excess: float = 0.0
+KEPT_STEPS = 64  # scored steps remembered
+ELEVATED = 0.6  # a mate that is so far towards the same finding shares it
+NODE_SHARE = 0.75  # so many of a node's ranks make it the node
 
 
 class _State(msgspec.Struct):
     metric: str = ""
-    scored: list[int] = []  # the steps of the window, oldest first
-    learned: int = 0  # clean rows in the base
-    offset_rows: int = 0
-    open: list[str] = []
-    calm: dict[str, int] = {}
+    scored: list[int] = []  # the newest scored steps, oldest first
+    count: int = 0
+    roles: list[int] = []  # group number of each rank
+    given: list[str] = []
+    taken: bool = False  # the roles given are in use
+    warm: bool = False  # offsets of many peers are learned
 
 
 class RankChannel:
     """Scores closed steps; `score` returns what began and what ended."""
 
-    def __init__(self, ranks: list[int], nodes: list[str], config: RankChannelConfig | None = None) -> None:
+    def __init__(
+        self, ranks: list[int], nodes: list[str], config: RankChannelConfig | None = None, roles: Sequence[str] = ()
+    ) -> None:
+        """`roles`: a word for each rank where the job gives them; equal words are peers."""
         self.config = config or RankChannelConfig()
         self.ranks, self.nodes = list(ranks), list(nodes)
         count = len(ranks)
-        self._state = _State()
-        self._base: Floats = np.full((self.config.base_steps_max, 3, count), np.nan)  # compute, data, delay
-        self._offsets: Floats = np.full((self.config.offset_steps_max, count), np.nan)
-        self._offset: Floats = np.zeros(count)
-        self._excess: Floats = np.full((WINDOW, count), np.nan)
-        self._data: Floats = np.full((WINDOW, count), np.nan)
-        self._delay: Floats = np.full((WINDOW, count), np.nan)
-        self._out: Bools = np.zeros((WINDOW, count), dtype=np.bool_)
-        self._known_at = -1  # `base` is computed once for each number of clean steps
-        self._known: list[Floats] = []
+        self._state = _State(roles=[0] * count)
+        self._view = NodeView(nodes)
+        self._open = OpenFindings(self.ranks, self.nodes, self._view, self.config.open_max)
+        self._few = FewPeers([], self._view, count, self.config.few)
+        self._many = ManyPeers(nodes, self.config.many) if count > FEW_MAX else None
+        # nodes are held against the whole job: a role may live on two of them, of which neither is the odd one
+        everyone = replace(self.config.many, cap_floors=math.inf)
+        self._everyone = ManyPeers(nodes, everyone) if count > FEW_MAX and len(self._view) > 1 else None
+        self._evidence, self._node_evidence = self._make_evidence()
+        self.give_roles(roles)
+        self._take_roles(None)
 
     @property
     def learned(self) -> int:
         """Clean steps in the ranks' bases."""
-        return self._state.learned
+        return self._few.learned if self._many is None else min(self._many.learned, self.config.few.base_steps_max)
 
     @property
     def anomalous(self) -> bool:
         """Something is odd in the newest step or open: models must not learn from it."""
-        return bool(self._state.open) or bool(self._out[-1].any())
+        return len(self._open) > 0 or (self._many is None and bool(self._few.out[-1].any()))
+
+    @property
+    def roles(self) -> Ints:
+        """Group number of each rank, in the order of `ranks`."""
+        return np.array(self._state.roles, dtype=np.int64)
+
+    @property
+    def peerless(self) -> list[int]:
+        """Ranks that nobody else's role is the same as: they are not compared."""
+        alone = np.bincount(self.roles, minlength=1)[self.roles] == 1
+        return [rank for rank, single in zip(self.ranks, alone, strict=True) if single]
 
     def warm(self, step: int) -> bool:
         """`step` was the last one scored, with all bases learned."""
-        return self._state.learned >= self.config.base_steps_max and self._state.scored[-1:] == [step]
+        return self.learned >= self.config.few.base_steps_max and self._state.scored[-1:] == [step]
 
     def base(self, index: int) -> Floats:
-        """Each rank's own learned normal: 0 compute, 1 data, 2 run-queue delay. NaN before it is known."""
-        if self._known_at != self._state.learned:
-            self._known_at = self._state.learned
-            rows = self._base[: self._state.learned]
-            empty = np.full(len(self.ranks), np.nan)
-            self._known = [_nanmedian(rows[:, which]) if len(rows) else empty for which in range(3)]
-        return self._known[index]
+        """Each rank's own learned normal in a small job: 0 compute, 1 data, 2 run-queue delay; NaN before."""
+        return self._few.base(index)
+
+    def deviations(self, step: int, *, from_mates: bool = False) -> Singles | None:
+        """rank × TIMINGS: distance from the peers in their spreads, clipped at 20, NaN = masked. Only with eight and
+        more ranks, and for the newest sixteen scored steps; None otherwise. `from_mates`: from the middle of the
+        node's ranks instead, in spreads of such distances: sharper for one rank, blind for a whole node."""
+        return None if self._many is None else self._many.deviations(step, from_mates=from_mates)
+
+    def give_roles(self, roles: Sequence[str]) -> None:
+        """Roles the job gives, one word for each rank (empty: not given). Used from the next quiet step on."""
+        if any(roles) and list(roles) != self._state.given:
+            self._state.given, self._state.taken = list(roles), False
 
     def score(self, matrix: StepMatrix, step: int) -> list[Finding]:
         """Score one closed step. Steps of the warm-up, and steps a rank marked as no plain training, say nothing."""
         first = matrix.first_step
         if len(self.ranks) < 2 or first is None or step < first + self.config.warmup_steps or matrix.is_apart(step):
             return []
-        if self._values(matrix, step) is None:
+        if not self._choose_metric(matrix, step):
             return []
         state = self._state
-        state.scored = [*state.scored[-(WINDOW - 1) :], step]
-        for ring in (self._excess, self._data, self._delay, self._out):
-            ring[:-1] = ring[1:]
-        self._score_row(matrix, step, -1)
-        self._learn(matrix, step)
+        self._take_roles(matrix)
+        state.scored = [*state.scored[-(KEPT_STEPS - 1) :], step]
+        state.count += 1
+        self._few.score(matrix, step, state.metric)
+        if not self.anomalous:
+            self._few.learn(matrix, step, state.metric)
+        if self._many is not None:
+            self._score_many(matrix, step)
         return self._judge(matrix)
 
     def rescore(self, matrix: StepMatrix, step: int) -> list[Finding]:
         """A late message changed a closed step: score it again if it is still in the window."""
-        if step not in self._state.scored or self._values(matrix, step) is None:
+        state = self._state
+        if step not in state.scored or matrix.values(step, state.metric) is None:
             return []
-        self._score_row(matrix, step, self._state.scored.index(step) - len(self._state.scored))
+        if step in self._few.scored:
+            self._few.score(matrix, step, state.metric)
+        if self._many is not None:
+            self._push(matrix, step, len(state.scored) - 1 - state.scored.index(step))
         return self._judge(matrix, count_calm=False)
 
     def to_state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        return msgspec.to_builtins(self._state), {
-            "base": self._base, "offsets": self._offsets, "offset": self._offset, "excess": self._excess,
-            "data": self._data, "delay": self._delay, "out": self._out,
-        }  # fmt: skip
+        parts: dict[str, Any] = {"few": self._few, **self._parts()}
+        states: dict[str, Any] = {"channel": msgspec.to_builtins(self._state), "open": self._open.to_state()}
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for name, part in parts.items():
+            states[name], mine = part.to_state()
+            arrays |= {f"{name}.{array}": values for array, values in mine.items()}
+        return states, arrays
 
     @classmethod
     def from_state(
@@ -151,191 +152,244 @@ class RankChannel:
         config: RankChannelConfig | None = None,
     ) -> RankChannel:
         channel = cls(ranks, nodes, config)
-        channel._state = msgspec.convert(state, _State)
-        channel._base, channel._offsets = arrays["base"].copy(), arrays["offsets"].copy()
-        channel._offset, channel._excess = arrays["offset"].copy(), arrays["excess"].copy()
-        channel._data, channel._delay = arrays["data"].copy(), arrays["delay"].copy()
-        channel._out = arrays["out"].astype(np.bool_)
+        channel._state = msgspec.convert(state["channel"], _State)
+        channel._open.load_state(state["open"])
+        channel._few.set_groups(channel._groups(few=True))
+        for name, part in {"few": channel._few, **channel._parts()}.items():
+            mine = {key.removeprefix(f"{name}."): array for key, array in arrays.items() if key.startswith(f"{name}.")}
+            part.load_state(state[name], mine)
         return channel
 
-    def _values(self, matrix: StepMatrix, step: int) -> Floats | None:
-        """Compute time of the step: own time where ranks can tell it, wall time otherwise; the choice is made once."""
-        if not self._state.metric:
+    def _parts(self) -> dict[str, Any]:
+        """Everything of many peers that has a state of its own."""
+        if self._many is None:
+            return {}
+        ranks = {f"rank-{name}": evidence for name, evidence in self._evidence.items()}
+        nodes: dict[str, Any] = {f"node-{name}": one for name, one in self._node_evidence.items()}
+        if self._everyone is not None:
+            nodes["everyone"] = self._everyone
+        return {"many": self._many, **ranks, **nodes}
+
+    def _make_evidence(self) -> tuple[dict[str, Evidence], dict[str, Evidence]]:
+        if self._many is None:
+            return {}, {}
+        config, view = self.config, self._view
+        floors = {"link": config.link_floors, "delay": config.delay_floors}
+        ranks = {
+            name: Evidence(len(self.ranks), floors.get(name, config.rank_floors), config.evidence, calibrated=True)
+            for name in ("compute", "optimizer", "data", "link")
+        }
+        nodes: dict[str, Evidence] = {}
+        if len(view) > 1:
+            kinds = ("compute", "optimizer", "data", "link", "delay") if view.many else ("compute", "data")
+            for name in kinds:
+                least = floors.get(name, config.node_floors) if view.many else config.few_node_floors
+                nodes[name] = Evidence(len(view), least, config.evidence, calibrated=view.many)
+        return ranks, nodes
+
+    def _choose_metric(self, matrix: StepMatrix, step: int) -> bool:
+        """Compute time: own time where ranks can tell it, wall time otherwise; the choice is made once."""
+        state = self._state
+        if not state.metric:
             own = matrix.values(step, OWN)
             if own is None:
-                return None
-            self._state.metric = OWN if np.isfinite(own).sum() * 2 >= len(own) else WALL
-        return matrix.values(step, self._state.metric)
+                return False
+            state.metric = OWN if np.isfinite(own).sum() * 2 >= len(own) else WALL
+            for many in (self._many, self._everyone):
+                if many is not None:
+                    many.metric = state.metric
+        return matrix.values(step, state.metric) is not None
 
-    def _score_row(self, matrix: StepMatrix, step: int, row: int) -> None:
-        values, config = self._values(matrix, step), self.config
-        assert values is not None
-        if len(self.ranks) >= self.config.many_peers:
-            self._score_many(values, row)
+    def _groups(self, *, few: bool) -> list[Ints]:
+        """Columns of each group of peers of that size; ranks without a peer are in none."""
+        roles = self.roles
+        found = [np.flatnonzero(roles == number) for number in np.unique(roles)]
+        return [mine for mine in found if (2 <= len(mine) <= FEW_MAX if few else len(mine) > FEW_MAX)]
+
+    def _take_roles(self, matrix: StepMatrix | None) -> None:
+        """At fixed steps, and never while something is open: who is compared with whom."""
+        state, config = self._state, self.config
+        if matrix is None:
+            groups = self.roles
+        elif len(self._open):
+            return
+        elif state.given:
+            if state.taken:
+                return
+            groups, state.taken = given_roles(state.given), True
         else:
-            self._score_few(values, row)
-        data, delay, length = (matrix.values(step, name) for name in (DATA, DELAY, STEP))
-        assert data is not None
-        assert delay is not None
-        assert length is not None
-        base = self.base(1)
-        over_base = np.where(np.isfinite(base), data - base, data)
-        floor = np.nanmax([config.data_excess_seconds, config.data_excess_fraction * _median(length)])
-        self._data[row] = np.minimum(data - _largest_other(data), over_base) / floor
-        with np.errstate(invalid="ignore", divide="ignore"):
-            self._delay[row] = np.where(self._flat(values), (delay - self.base(2)) / self.base(0), 0.0)
-
-    def _score_few(self, values: Floats, row: int) -> None:
-        cold = self._state.learned < self.config.base_steps_min
-        base = np.ones(len(values)) if cold else self.base(0)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            y = values / base
-            others = _largest_other(y)
-            self._excess[row] = y / others - 1.0
-        limit = self.config.slow_from_start_excess if cold else self.config.excess_open
-        expected = base * others
-        self._out[row] = (self._excess[row] > limit) & (values - expected > self.config.excess_seconds_min)
-
-    def _score_many(self, values: Floats, row: int) -> None:
-        config = self.config
-        median = _median(values)
-        if not np.isfinite(median) or median <= 0.0:
-            self._excess[row], self._out[row] = np.nan, False
+            due = state.count in config.roles_at or (state.count and state.count % config.roles_every == 0)
+            bases = self._many.bases(matrix) if due and self._many is not None else None
+            if bases is None:
+                return
+            groups = learned_roles(*bases, self.nodes)
+        if matrix is not None and np.array_equal(groups, self.roles):
             return
-        relative = values / median - 1.0
-        own = relative - self._offset
-        spread = max(1.4826 * _median(np.abs(own - _median(own))), config.floor_fraction)
-        z = np.clip((own - _median(own)) / spread, -config.z_clip, config.z_clip)
-        self._excess[row] = own
-        out = (z > config.z_open) & (own > config.excess_open) & (own * median > config.excess_seconds_min)
-        self._out[row] = out
-        clean = np.where(np.abs(z) > config.z_freeze, np.nan, relative)
-        if row == -1:
-            rows = self._state.offset_rows
-            self._offsets[rows % len(self._offsets)] = clean
-            self._state.offset_rows = rows + 1
-            if self._state.offset_rows >= config.base_steps_min and self._state.offset_rows % 10 == 0:
-                cap = 10.0 * config.floor_fraction
-                learned = np.nan_to_num(np.asarray(_nanmedian(self._offsets)), nan=0.0)
-                self._offset = np.clip(learned, -cap, cap) if self._state.offset_rows < 100 else learned
+        state.roles = groups.tolist()
+        self._few.set_groups(self._groups(few=True))
+        if self._many is not None and matrix is not None:
+            self._many.set_groups(self._groups(few=False), matrix)
+            self._forget_evidence()
 
-    def _flat(self, values: Floats) -> Bools:
-        """Ranks whose own compute time is as usual."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            flat: Bools = np.abs(values / self.base(0) - 1.0) < self.config.contended_own_max
-        return flat
+    def _forget_evidence(self) -> None:
+        for evidence in (*self._evidence.values(), *self._node_evidence.values()):
+            evidence.forget()
 
-    def _learn(self, matrix: StepMatrix, step: int) -> None:
-        """Add a clean step to the bases; after an odd step, or while something is open, nothing is learned."""
-        state = self._state
-        if state.learned >= self.config.base_steps_max or self.anomalous:
-            return
-        values = self._values(matrix, step)
-        if values is None or not np.isfinite(values).all():
-            return
-        self._base[state.learned, 0] = values
-        self._base[state.learned, 1] = matrix.values(step, DATA)
-        self._base[state.learned, 2] = matrix.values(step, DELAY)
-        state.learned += 1
+    def _score_many(self, matrix: StepMatrix, step: int) -> None:
+        many, state = self._many, self._state
+        assert many is not None
+        self._push(matrix, step, None)
+        if bool(many.learned) != state.warm:
+            state.warm = bool(many.learned)
+            self._forget_evidence()
+        ranks, nodes = self._open.columns(whole_node=False), self._open.columns(whole_node=True)
+        inside = [column for node in nodes for column in self._view.members(node).tolist()]
+        for evidence in self._evidence.values():
+            evidence.calibrate(ranks + inside)
+        for evidence in self._node_evidence.values():
+            evidence.calibrate(nodes)
+
+    def _push(self, matrix: StepMatrix, step: int, age: int | None) -> None:
+        """Hand a step's excess to the evidence of ranks and nodes; `age`: it is not the newest one."""
+        assert self._many is not None
+        warm = self._state.warm
+        mine = self._many.score(matrix, step)
+        if mine is not None:
+            told = mine.mates if warm else self._cold(mine.mates)
+            for name, evidence in self._evidence.items():
+                evidence.push(told[name]) if age is None else evidence.replace(age, told[name])
+        whole = self._everyone.score(matrix, step) if self._everyone is not None else None
+        if whole is not None:
+            told = whole.peers if warm else self._cold(whole.peers)
+            for name, evidence in self._node_evidence.items():
+                values = self._view.excess(told[name])
+                evidence.push(values) if age is None else evidence.replace(age, values)
+
+    def _cold(self, excess: dict[str, Singles]) -> dict[str, Singles]:
+        """Before offsets are known only what is far beyond the spread of its peers counts."""
+        out = {}
+        for name, values in excess.items():
+            finite = values[np.isfinite(values)]
+            spread = 1.4826 * float(np.median(np.abs(finite - np.median(finite)))) if len(finite) else np.nan
+            with np.errstate(invalid="ignore"):
+                far = (values > self.config.cold_z * spread) & (values > self.config.cold_excess)
+                out[name] = np.where(far, values, np.minimum(values, 0.0))
+        return out
 
     def _judge(self, matrix: StepMatrix, *, count_calm: bool = True) -> list[Finding]:
-        config, found = self.config, []
-        recent = slice(-config.of_steps, None)
-        late_data = self._data > 1.0
-        cold = self._state.learned < config.base_steps_min and len(self.ranks) < config.many_peers
-        needed = config.of_steps if cold else config.open_steps
-        calm_below = config.slow_from_start_excess / 2 if cold else config.excess_close
-        for index, rank in enumerate(self.ranks):
-            found += self._hysteresis(
-                matrix, "straggler", str(rank), index, np.asarray(self._out[recent, index]), needed,
-                calm=bool(self._excess[-1, index] < calm_below), count_calm=count_calm,
-            )  # fmt: skip
-            found += self._hysteresis(
-                matrix, "data_stall", str(rank), index, late_data[recent, index], config.open_steps,
-                calm=bool(self._data[-1, index] < 0.5), count_calm=count_calm,
-            )  # fmt: skip
-        for node in sorted(set(self.nodes)):
-            members = [index for index, name in enumerate(self.nodes) if name == node]
-            busy: Bools = np.all(self._delay[:, members] > config.contended_delay_fraction, axis=1)
-            calm = bool((self._delay[-1, members] < config.contended_delay_fraction / 2).any())
-            found += self._hysteresis(
-                matrix, "contended_node", node, members[0], busy, config.contended_steps, calm, count_calm
-            )
+        found = self._close(count_calm=count_calm)
+        odd = [] if self._many is None else self._many.odd
+        seen = Seen(matrix, self.roles, self._state.scored, self._state.metric, odd, self._many is not None)
+        found += self._judge_few(seen)
+        if self._many is not None:
+            found += self._judge_many(seen)
         return found
 
-    def _hysteresis(
-        self,
-        matrix: StepMatrix,
-        kind: Literal["straggler", "data_stall", "contended_node"],
-        subject: str,
-        index: int,
-        out: Bools,
-        needed: int,
-        calm: bool,
-        count_calm: bool,
-    ) -> list[Finding]:
-        state, key = self._state, f"{kind}/{subject}"
-        if key not in state.open:
-            if int(out.sum()) < needed:
-                return []
-            state.open.append(key)
-            state.calm[key] = 0
-            return [self._describe(matrix, kind, subject, index, out)]
-        if count_calm:
-            state.calm[key] = state.calm[key] + 1 if calm else 0
-        if state.calm[key] < self.config.close_steps:
+    def _close(self, *, count_calm: bool) -> list[Finding]:
+        """What is over."""
+        found = []
+        for key, opened in self._open.items():
+            if opened.counted:
+                among = (self._node_evidence if opened.whole_node else self._evidence)[opened.name]
+                over = among.calm(opened.column, opened.scale, opened.threshold)
+            else:
+                if count_calm:
+                    opened.calm = opened.calm + 1 if self._is_calm(opened) else 0
+                over = opened.calm >= self.config.close_steps
+            if over:
+                self._clear(opened)
+                found += self._open.end(key)
+        return found
+
+    def _clear(self, opened: Opened) -> None:
+        """What a finding was found by is not to open another one."""
+        if not opened.counted:
+            self._few.clear(opened.column, whole_node=opened.whole_node)
+            return
+        among = self._node_evidence if opened.whole_node else self._evidence
+        among[opened.name].clear(opened.column)
+        if opened.whole_node and opened.name in self._evidence:
+            for column in self._view.members(opened.column).tolist():
+                self._evidence[opened.name].clear(column)
+
+    def _is_calm(self, opened: Opened) -> bool:
+        """The newest step of a finding among few peers is below half of what opened it."""
+        few, config, column = self._few, self.config.few, opened.column
+        if opened.kind == "data_stall":
+            return bool(few.data[-1, column] < 0.5)
+        if opened.kind == "contended_node":
+            members = self._view.members(column)
+            return bool((few.delay[-1, members] < config.contended_delay_fraction / 2).any())
+        if opened.whole_node:
+            return bool(few.node_excess[-1, column] < config.node_excess / 2)
+        return bool(few.excess[-1, column] < opened.threshold)
+
+    def _judge_few(self, seen: Seen) -> list[Finding]:
+        """The measured rule, the long window for weak slowdowns, and whole nodes."""
+        few, config, found = self._few, self.config, []
+        recent = slice(-config.few.of_steps, None)
+        needed = config.few.of_steps if few.cold else config.few.open_steps
+        calm_below = config.few.slow_from_start_excess / 2 if few.cold else config.few.excess_close
+        slow = few.out[recent].sum(axis=0) >= needed
+        late: Bools = few.data[recent] > 1.0
+        for node in np.flatnonzero(few.slow_nodes()).tolist():
+            over = few.node_excess[-config.few.node_of_steps :, node] > config.few.node_excess
+            found += self._open.open_node(Opened("compute", node, True), over, seen)
+        for column in np.flatnonzero(slow).tolist():
+            if not self._open.covers("straggler", column):
+                opened = Opened("compute", column, threshold=calm_below)
+                found += self._open.open_rank(opened, few.out[recent, column], seen)
+        for column in np.flatnonzero(few.weak() & ~slow).tolist():
+            if not self._open.covers("straggler", column):
+                limit = config.few.long_excess_alone if few.alone[column] else config.few.long_excess
+                opened = Opened("compute", column, threshold=limit / 2)
+                found += self._open.open_rank(opened, since_shift(few.excess[:, column], limit), seen)
+        for column in np.flatnonzero(late.sum(axis=0) >= config.few.open_steps).tolist():
+            found += self._open.open_rank(Opened("data", column), late[:, column], seen)
+        if not self._view.many:
+            span = slice(-config.contended_of_steps, None)
+            for node in range(len(self._view)):
+                members = self._view.members(node)
+                busy = np.all(few.delay[span, members] > config.few.contended_delay_fraction, axis=1)
+                if int(busy.sum()) >= config.contended_steps:
+                    found += self._open.open_node(Opened("delay", node, True), busy, seen)
+        return found
+
+    def _judge_many(self, seen: Seen) -> list[Finding]:
+        """Nodes first; then ranks whose node-mates do not share it."""
+        config, found = self.config, []
+        for name, evidence in self._node_evidence.items():
+            hits = evidence.hits()
+            if len(hits) > max(1, config.nodes_at_once * len(self._view)):
+                continue
+            for node, scale in hits:
+                found += self._open_counted_node(name, node, scale, seen)
+        for name, evidence in self._evidence.items():
+            hits = [hit for hit in evidence.hits() if not self._open.covers(KIND_OF[name], hit[0])]
+            homes = {int(self._view.of_rank[column]) for column, _ in hits}
+            if len(hits) > max(4, config.ranks_at_once * len(self.ranks)) and len(homes) > 1:
+                continue
+            for column, scale in hits:
+                node = int(self._view.of_rank[column])
+                if self._shared(evidence, node, scale):
+                    found += self._open_counted_node(name, node, scale, seen)
+                else:
+                    opened = Opened(name, column, False, True, scale, evidence.thresholds[scale])
+                    found += self._open.open_rank(opened, evidence.onset(column, scale), seen)
+        return found
+
+    def _shared(self, evidence: Evidence, node: int, scale: int) -> bool:
+        """Most ranks of the node are well on their way to the same finding."""
+        members = self._view.members(node)
+        if len(members) < 2 or len(self._view) < 2:
+            return False
+        return bool((evidence.share(members, scale) >= ELEVATED).mean() >= NODE_SHARE)
+
+    def _open_counted_node(self, name: str, node: int, scale: int, seen: Seen) -> list[Finding]:
+        evidence = self._node_evidence.get(name)
+        if evidence is None:
             return []
-        state.open.remove(key)
-        return [Finding(kind=kind, subject=subject, open=False)]
-
-    def _describe(
-        self,
-        matrix: StepMatrix,
-        kind: Literal["straggler", "data_stall", "contended_node"],
-        subject: str,
-        index: int,
-        out: Bools,
-    ) -> Finding:
-        metric = {"straggler": self._state.metric, "data_stall": DATA, "contended_node": DELAY}[kind]
-        recent = self._state.scored[-len(out) :]
-        steps = [step for step, hit in zip(recent, out[-len(recent) :], strict=True) if hit]
-        own, peers = [], []
-        for step in steps:
-            values = matrix.values(step, metric)
-            if values is not None:
-                own.append(values[index])
-                peers.append(_median(np.delete(values, index)))
-        excess = {"straggler": self._excess, "data_stall": self._data, "contended_node": self._delay}[kind][:, index]
-        return Finding(
-            kind=kind,
-            subject=subject,
-            open=True,
-            steps=tuple(steps),
-            metric=metric,
-            value=_median(np.array(own)),
-            peers_median=_median(np.array(peers)),
-            excess=_median(excess[-len(out) :][out]),
-        )
-
-
-def _largest_other(values: Floats) -> Floats:
-    """For each rank the largest value of the others; NaN where no other has one."""
-    filled = np.where(np.isfinite(values), values, -np.inf)
-    order = np.argsort(filled)
-    top, second = order[-1], order[-2]
-    largest = np.full(len(values), filled[top])
-    largest[top] = filled[second]
-    return np.where(np.isfinite(largest), largest, np.nan)
-
-
-def _median(values: Floats) -> float:
-    """Median of the finite values; NaN when there are none (numpy would warn)."""
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else float("nan")
-
-
-def _nanmedian(rows: Floats) -> Floats:
-    """Column medians without NaN; NaN for a column that has nothing else."""
-    if not np.isnan(rows).any():
-        return np.asarray(np.median(rows, axis=0))
-    return np.array([_median(column) for column in rows.T])
+        mask = evidence.onset(node, scale)
+        if not mask.any():  # the node's middle is not there yet, though its ranks are: the newest steps will do
+            mask = np.ones(min(SCALES[scale].steps, len(seen.scored)), dtype=np.bool_)
+        return self._open.open_node(Opened(name, node, True, True, scale, evidence.thresholds[scale]), mask, seen)

@@ -34,7 +34,7 @@ def detector_config(settings: Settings) -> DetectorConfig:
     chosen, base = settings.detect, DetectorConfig()
     return replace(
         base,
-        rank=replace(base.rank, excess_open=chosen.straggler_ratio, excess_close=chosen.straggler_ratio / 2),
+        rank=base.rank.with_ratio(chosen.straggler_ratio),
         liveness=replace(
             base.liveness,
             frozen_seconds=chosen.hang_without_stop_seconds,

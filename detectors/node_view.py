@@ -1,0 +1,74 @@
+"""Ranks seen as nodes: what most ranks of a node share is the node's doing, not any rank's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from detectors.steps import Floats, Ints
+
+MANY_NODES = 8  # with fewer the largest of the others decides
+
+
+class NodeView:
+    """Which columns of a rank array belong to which node; nodes are in the order of their names."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self.names = sorted(set(nodes))
+        number = {name: index for index, name in enumerate(self.names)}
+        self.of_rank: Ints = np.array([number[name] for name in nodes], dtype=np.int64)
+        order = np.argsort(self.of_rank, kind="stable")
+        self.sizes: Ints = np.bincount(self.of_rank, minlength=len(self.names))
+        widest = int(self.sizes.max(initial=0))
+        place = np.arange(len(nodes)) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
+        self._members: Ints = np.full((len(self.names), widest), len(nodes), dtype=np.int64)
+        self._members[self.of_rank[order], place] = order
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def many(self) -> bool:
+        return len(self.names) >= MANY_NODES
+
+    def members(self, node: int) -> Ints:
+        """Columns of its ranks."""
+        return self._members[node, : self.sizes[node]]
+
+    def middle(self, values: npt.NDArray[np.floating]) -> Floats:
+        """The lower median of each node's ranks: at least half of them are there or above. NaN for a node of one
+        rank, and where fewer than half of its ranks have told."""
+        padded = np.append(values, np.nan)[self._members]
+        padded.sort(axis=1)
+        told = np.isfinite(padded).sum(axis=1)
+        picked = padded[np.arange(len(self.names)), np.maximum(told - 1, 0) // 2]
+        return np.where((told >= 2) & (2 * told >= self.sizes), picked, np.nan).astype(np.float64)
+
+    def middles(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """node × column: the lower median of each node's ranks, of a rank × column array; NaN where none has told."""
+        columns = values.shape[1]
+        padded = np.concatenate([values, np.full((1, columns), np.nan, dtype=np.float32)])[self._members]
+        padded = np.sort(padded.transpose(0, 2, 1), axis=2)
+        told = np.isfinite(padded).sum(axis=2)
+        picked = np.maximum(told - 1, 0) // 2
+        return np.take_along_axis(padded, picked[:, :, None], axis=2)[:, :, 0]
+
+    def excess(self, values: npt.NDArray[np.floating]) -> Floats:
+        """How far each node's middle lies above its peers': as it is for many nodes, whose ranks' median is clean,
+        and above the largest of the others for few."""
+        middle = self.middle(values)
+        return middle if self.many else middle - largest_other(middle)
+
+
+def largest_other(values: Floats) -> Floats:
+    """For each entry the largest of the others; NaN where no other has a value."""
+    if len(values) < 2:
+        return np.full(len(values), np.nan)
+    filled = np.where(np.isfinite(values), values, -np.inf)
+    order = np.argsort(filled, kind="stable")
+    top, second = order[-1], order[-2]
+    largest = np.full(len(values), filled[top])
+    largest[top] = filled[second]
+    return np.where(np.isfinite(largest), largest, np.nan)
