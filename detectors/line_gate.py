@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FRAGMENT_CHARACTERS = 4
-# What healthy logs are full of: fragments of it would let every line through.
+WINDOW = 4
+PIECE_CHARACTERS_MIN = 2 * WINDOW - 1  # a piece so long covers a whole window, wherever in the line it stands
+# What healthy logs are full of: a piece is looked for by its windows that are not in here, if it has such.
 ORDINARY = (
     "iteration consumed samples elapsed time per iteration (ms) learning rate global batch size lm loss grad norm"
-    " number of skipped nan iterations loss scale throughput tokens/s step epoch info nccl info channel via p2p net/ib"
+    " number of skipped nan iterations loss scale throughput tokens/s step epoch info nccl info channel via p2p"
     " using saving checkpoint loading memory allocated reserved rank device python file line warning train eval from"
-    " worker process group values types model down using size input compiled mapped kernel limited services found setting"
-    " index runtime queue user backend attention distributed shared compute directory operations initialized gpu"
-    " memory of max mem world connected all rings trees /usr/lib/python3/site-packages/torch /home/user/train.py with timeout"
-    " default connection to node started connect dataset cache config version number of parameters gib available free session"
+    " worker process group values types model down using size input compiled mapped kernel limited services found"
+    " setting index runtime queue user backend attention distributed shared compute directory operations initialized"
+    " gpu memory of max mem world connected all rings trees /usr/lib/python3/site-packages/torch with timeout default"
+    " connection to node started connect dataset cache config version number of parameters gib available session"
 )
 
 
 class LineGate:
-    """Lower-case pieces of text, each with the patterns it speaks for. A pattern whose pieces are all missing from a
-    line cannot match it, so a line without any piece costs one look for each of a few shared fragments.
+    """Lower-case pieces of text, each with the patterns it speaks for: a pattern none of whose pieces is in a line
+    cannot match it.
+
+    A line is cut into windows of four characters, one behind the other. A piece of seven or more holds one of these
+    windows whole wherever it stands, at one of four alignments; so one look into a table for each window finds every
+    piece that may be there. Shorter pieces are looked for one by one.
     """
 
     def __init__(self, gates: Sequence[Sequence[str]]) -> None:
@@ -28,44 +33,28 @@ class LineGate:
         for number, pieces in enumerate(gates):
             for piece in pieces:
                 speaks_for.setdefault(piece, []).append(number)
-        self.fragments = _fragments(list(speaks_for))
-        self._pieces = {
-            fragment: [(piece, tuple(numbers)) for piece, numbers in speaks_for.items() if fragment in piece]
-            for fragment in self.fragments
-        }
+        self.short = [(piece, numbers) for piece, numbers in speaks_for.items() if len(piece) < PIECE_CHARACTERS_MIN]
+        self._by_window: dict[str, list[tuple[str, list[int]]]] = {}
+        for piece, numbers in speaks_for.items():
+            if len(piece) >= PIECE_CHARACTERS_MIN:
+                for alignment in range(WINDOW):
+                    self._by_window.setdefault(_rarest(piece, alignment), []).append((piece, numbers))
 
     def open_for(self, lower: str) -> list[int]:
         """Numbers of the patterns that `lower` (a line in lower case) may match, smallest first."""
         found: set[int] = set()
-        for fragment in self.fragments:
-            if fragment in lower:
-                for piece, numbers in self._pieces[fragment]:
-                    if piece in lower:
-                        found.update(numbers)
+        by_window = self._by_window
+        for window in by_window.keys() & {lower[at : at + WINDOW] for at in range(0, len(lower), WINDOW)}:
+            for piece, numbers in by_window[window]:
+                if piece in lower:
+                    found.update(numbers)
+        for piece, numbers in self.short:
+            if piece in lower:
+                found.update(numbers)
         return sorted(found) if found else []
 
 
-def _fragments(pieces: Sequence[str]) -> tuple[str, ...]:
-    """Few short texts of which every piece has at least one in it: the one that speaks for most pieces first, and of
-    two alike the rarer one. A piece is looked for only where its fragment was found."""
-    left = set(pieces)
-    chosen: list[str] = []
-    while left:
-        spoken: dict[str, int] = {}
-        for piece in left:
-            for window in _windows(piece):
-                spoken[window] = spoken.get(window, 0) + 1
-        best = max(spoken, key=lambda window: (spoken[window] * _rarity(window), window))
-        chosen.append(best)
-        left = {piece for piece in left if best not in piece}
-    return tuple(chosen)
-
-
-def _windows(piece: str) -> set[str]:
-    size = min(FRAGMENT_CHARACTERS, len(piece))
-    return {piece[at : at + size] for at in range(len(piece) - size + 1)}
-
-
-def _rarity(window: str) -> float:
-    """How much a fragment keeps out: what ordinary lines hold is worth little."""
-    return 0.02 if window in ORDINARY else 1.0
+def _rarest(piece: str, alignment: int) -> str:
+    """The window of a piece that healthy logs hold least, of those a line cut at this alignment shows."""
+    windows = [piece[at : at + WINDOW] for at in range(alignment, len(piece) - WINDOW + 1, WINDOW)]
+    return min(windows, key=lambda window: (ORDINARY.count(window), window))
