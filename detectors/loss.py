@@ -36,6 +36,7 @@ class LossConfig:
     loss_sigma_min: float = 0.01
     norm_sigma_min: float = 0.05
     lag_steps: int = 15  # of which the running level's own lag behind a falling loss is learned
+    lag_sigmas: float = 3.0  # it is believed no further
     loss_z: float = 6.0  # beside a norm that is out
     norm_z: float = 6.0  # within `together_steps`
     alone_loss_z: float = 6.0
@@ -155,9 +156,9 @@ class LossChannel:
             state.open = _Open(SPIKE, onset, 0, x - level, 0, level, sigma)
             self._say(SPIKE, matrix, roster)
             return
-        self._learn(state.loss, x, zx, level if sigma is not None else None)
+        self._learn(state.loss, x, zx)
         if y is not None:
-            self._learn(state.norm, y, zy, norm_level if norm_sigma is not None else None)
+            self._learn(state.norm, y, zy)
         for kind, steps in ((DIVERGENCE, config.slope_steps), (SPIKE, config.climb_steps)):
             if state.seen % 5 == 0 and sigma is not None and self._climbs(steps, sigma):
                 level = float(np.median(state.losses[-steps : -steps + steps // 4]))
@@ -186,7 +187,7 @@ class LossChannel:
         """What a rise of 1.0 means: an e-fold, or for a loss that may be negative its own size."""
         if not self._state.linear:
             return 1.0
-        return max(TINY, float(np.median(np.abs(self._state.losses))))
+        return max(TINY, float(np.median(np.abs(self._state.loss.clean))))
 
     def _onset(self) -> int:
         """The first of the last steps in which the norm or the loss was out."""
@@ -204,14 +205,17 @@ class LossChannel:
         """The running level and the spread around it; None while too little is known."""
         if len(series.clean) < self.config.learn_min:
             return 0.0, None
-        level = float(np.median(series.clean[-self.config.level_steps :]))
+        level = float(np.median(series.clean))
         residuals = np.array(series.residuals or [0.0])
-        level += min(0.0, float(np.median(residuals[-self.config.lag_steps :])))
+        if len(residuals) < self.config.lag_steps:
+            residuals = np.array(series.clean) - level
         spread = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
         unit = self._unit() if series is self._state.loss else 1.0
-        return level, max(sigma_min * unit, spread)
+        sigma = max(sigma_min * unit, spread)
+        lag = max(float(np.median(residuals[-self.config.lag_steps :])), float(np.median(residuals[-5:])))
+        return level + max(-self.config.lag_sigmas * sigma, min(0.0, lag)), sigma
 
-    def _learn(self, series: _Series, value: float, z: float, level: float | None) -> None:
+    def _learn(self, series: _Series, value: float, z: float) -> None:
         config = self.config
         if z > config.freeze_z:
             series.frozen.append(value)
@@ -221,9 +225,10 @@ class LossChannel:
             return
         if series.frozen and z < config.calm_z:
             series.frozen = []
+        if len(series.clean) >= config.learn_min:
+            distance = value - float(np.median(series.clean))  # from the level as it runs, its lag included
+            series.residuals = [*series.residuals[-(config.spread_steps - 1) :], distance]
         series.clean = [*series.clean[-(config.level_steps - 1) :], value]
-        if level is not None:
-            series.residuals = [*series.residuals[-(config.spread_steps - 1) :], value - level]
 
     def _while_open(self, x: float, y: float | None, matrix: StepMatrix, roster: Roster) -> None:
         """A spike recovers, or becomes a divergence; a divergence may still recover."""
