@@ -56,6 +56,11 @@ from tests.simulated_faults import (
 )
 
 __all__ = ["FAULTS", "JOB", "SimulatedLedger"]
+STACKS = (  # of the hang: the sentence, then where each group stands
+    (3, 1.0, "rank 3 does not answer when asked for its stack (process state T in do_signal_stop), 3 others do"),
+    (None, 3.0, "ranks 0-2 in all_reduce\ndistributed_c10d.py:all_reduce\nc10d_logger.py:wrapper\ntrain.py:main"),
+    (3, 1.0, "rank 3 without an answer: process state T in do_signal_stop"),
+)
 
 
 class SimulatedLedger:
@@ -406,6 +411,8 @@ class SimulatedLedger:
                  "text": "process state T for 2.1 s while peers wait"},
                 {**common, "kind": "metric", "metric": "train.step.duration", "value": 3.1, "peers_median": 0.25,
                  "unit": "s", "rule": "hang.corroborated", "text": "no progress; 3 peers frozen in the all-reduce"},
+                *({**common, "kind": "stack", "rank": rank, "text": text, "value": value, "unit": "ranks"}
+                  for rank, value, text in STACKS),
             ]  # fmt: skip
         kinds = {"rank_lost": "event", "gpu_lost": "log", "user_error": "log"}
         rules = {

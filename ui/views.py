@@ -301,9 +301,30 @@ def evidence_rows(story: IncidentStory) -> tuple[tuple[str, ...], ...]:
             f"{row.topic}[{row.partition}]@{row.offset}" if row.offset is not None else "–",
         )
         for row in latest_evidence(story)
+        if row not in _stacks(story)[1:]
     )
 
 
+def stack_groups(story: IncidentStory) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+    """Where the ranks stood: the sentence, and for each group how many ranks, which and where, and their stack.
+
+    Empty where nobody was asked, or nobody answered.
+    """
+    stacks = _stacks(story)
+    rows = []
+    for row in stacks[1:]:
+        where, *frames = row.text.split("\n")
+        rows.append((number_words(row.value), where[:1].upper() + where[1:], "\n".join(frames) or "no Python frames"))
+    sentence = stacks[0].text if rows else ""
+    return sentence[:1].upper() + sentence[1:], tuple(rows)
+
+
+def _stacks(story: IncidentStory) -> tuple[Evidence, ...]:
+    """The evidence that groups ranks by their stacks: the first is the sentence, the others are the groups."""
+    return tuple(row for row in latest_evidence(story) if row.kind == "stack" and row.unit == "ranks")
+
+
+STACK_HEADS = ("Ranks", "Which and where", "Stack, innermost first")
 EVIDENCE_HEADS = ("Kind", "What we saw", "Who", "Metric", "Value", "Peers' median", "Rule", "Where")
 AUDIT_HEADS = ("Time (UTC)", "What", "By", "In words")
 ATTEMPT_HEADS = ("Attempt", "Started (UTC)", "Nodes", "From")

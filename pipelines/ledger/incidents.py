@@ -39,8 +39,17 @@ class IncidentState:
     def is_open(self) -> bool:
         """Until its verdict is closed, or recovery is done with it: a job that was stopped never closes its verdict."""
         if self.recovery_state() in TERMINAL:
-            return False
+            return self._came_back()
         return self.verdict is None or self.verdict.status == "open"
+
+    def _came_back(self) -> bool:
+        """Recovery is done with it because it was over, and detection says under the same id that it is not."""
+        verdict, transition = self.verdict, self.transition
+        assert transition is not None
+        told_later = verdict is not None and verdict.status == "open" and verdict.at > transition.at
+        return (
+            told_later and transition.state == "resolved" and self.action is not None and self.action.verb == "notify"
+        )
 
     def fault_class(self) -> str:
         if self.verdict is not None:

@@ -13,6 +13,7 @@ from ingest.events import (
     AttemptEnded,
     AttemptStarted,
     CheckpointEvent,
+    DeviceMetrics,
     Message,
     Metrics,
 )
@@ -124,6 +125,8 @@ class JobBook:
         match message:
             case Metrics():
                 self._metrics(state, message)
+            case DeviceMetrics() if message.rank >= 0 and len(state.metric_names) < METRIC_NAMES_MAX:
+                state.metric_names.update(message.columns)
             case AttemptStarted():
                 self._started(state, message)
             case AttemptEnded() if message.attempt == state.attempt:

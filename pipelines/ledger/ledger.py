@@ -213,7 +213,11 @@ class Ledger:
             case Logs():
                 self._waiting.logs.extend(log_rows(record, message))
                 self.state.hear(message)
-            case NodeHeartbeat() | DeviceMetrics():
+            case DeviceMetrics():
+                if message.rank >= 0:  # a series has ranks; what a whole node measures has none
+                    self.parts.buffer(record.place, record.offset, message)
+                self.state.hear(message)
+            case NodeHeartbeat():
                 self.state.hear(message)
             case _:
                 self._take_story(record, message)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ingest.bus import TopicPartition
-from ingest.events import Metrics
+from ingest.events import DeviceMetrics, Metrics
 
 from .engine import pa, pq
 
@@ -27,6 +27,7 @@ PART_SCHEMA = pa.schema(
         ("value", pa.float64()),
     ]
 )
+NO_STEP = -1  # of samples by time
 MERGE_PARTS = 32  # parts of one level that become one of the next
 MERGE_ROWS_MAX = 4_000_000  # a merge runs in the writer thread, so it must stay short
 TEMPORARY_SUFFIX = ".tmp"
@@ -65,7 +66,7 @@ class Buffered(NamedTuple):
 
     place: TopicPartition
     offset: int
-    message: Metrics
+    message: Metrics | DeviceMetrics
 
 
 class Held(NamedTuple):
@@ -81,13 +82,18 @@ class _Columns:
 
     lists: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in PART_SCHEMA.names})
 
-    def add(self, message: Metrics, metric: str | None = None) -> None:
+    def add(self, message: Metrics | DeviceMetrics, metric: str | None = None) -> None:
         out = self.lists
-        times = message.ended_at or (message.at,) * len(message.steps)
+        if isinstance(message, Metrics):
+            steps: Sequence[int] = message.steps
+            times = message.ended_at or (message.at,) * len(message.steps)
+        else:
+            steps, times = (NO_STEP,) * len(message.sampled_at), message.sampled_at
         for name in message.columns:
             if metric is not None and name != metric:
                 continue
-            for step, event_at, value in zip(message.steps, times, message.column(name), strict=True):
+            values = message.column(name) if isinstance(message, Metrics) else message.columns[name]
+            for step, event_at, value in zip(steps, times, values, strict=True):
                 if value is None:
                     continue  # the rank has no such sample for that step
                 out["job"].append(message.job)
@@ -103,9 +109,10 @@ class _Columns:
         return pa.table(self.lists, schema=PART_SCHEMA)
 
 
-def samples_of(message: Metrics) -> int:
+def samples_of(message: Metrics | DeviceMetrics) -> int:
     """An upper bound of the rows that a message becomes."""
-    return len(message.steps) * len(message.columns)
+    rows = message.steps if isinstance(message, Metrics) else message.sampled_at
+    return len(rows) * len(message.columns)
 
 
 def live_table(buffered: Iterable[Buffered], job: str, metric: str) -> pa.Table:
@@ -154,7 +161,7 @@ class PartStore:
     def part_count(self) -> int:
         return len(self._parts)
 
-    def buffer(self, place: TopicPartition, offset: int, message: Metrics) -> None:
+    def buffer(self, place: TopicPartition, offset: int, message: Metrics | DeviceMetrics) -> None:
         """Keep a message until the next part."""
         with self._lock:
             self._buffered.append(Buffered(place, offset, message))

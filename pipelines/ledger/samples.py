@@ -13,8 +13,8 @@ POINTS_MAX = 200_000  # of one answer, over all ranks
 BUCKETS_MIN = 10
 MEDIAN_RANK = -2  # in the answer as a table: the median over ranks
 
-# Points of every rank, and the median over the ranks of each step as rank -2. NaN and infinities are kept
-# apart: they would win every maximum.
+# Points of every rank, and the median over the ranks of each step (of samples by time: of two seconds) as rank -2.
+# NaN and infinities are kept apart: they would win every maximum.
 _POINTS = """
 WITH sample AS (
   SELECT attempt, rank, step, event_at, value FROM ({source})
@@ -24,7 +24,8 @@ WITH sample AS (
 ), point AS (
   SELECT rank, step, event_at, value FROM sample
   UNION ALL
-  SELECT -2, step, min(event_at), median(value) FROM sample WHERE isfinite(value) GROUP BY attempt, step
+  SELECT -2, step, min(event_at), median(value) FROM sample WHERE isfinite(value)
+  GROUP BY attempt, step, CASE WHEN step < 0 THEN floor(event_at / 2) END
 )
 """
 _SPAN = """

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ingest.clock import ManualClock
+from ingest.events import DeviceMetrics
 from pipelines.ledger.finished import open_finished
 from pipelines.ledger.ledger import Ledger, LedgerConfig
 from pipelines.ledger.parts import MERGE_PARTS
@@ -185,6 +186,26 @@ def test_the_median_is_over_the_ranks_of_a_step(tmp_path: Path, clock) -> None:
         series = reader_of(ledger, clock).series(JOB, "train.loss")
     assert series.median == [(1005.0, 1.0)]
     assert sorted(series.ranks) == ["0", "1", "2"]
+
+
+def test_what_a_ranks_process_and_gpu_measure_is_a_series_by_time(tmp_path: Path, clock) -> None:
+    def device(rank: int, at: float, value: float) -> DeviceMetrics:
+        return DeviceMetrics(
+            job=JOB, attempt=1, rank=rank, node="node-0", sequence=int(at), at=at, device="process",
+            sampled_at=(at,), columns={"process.memory.usage": (value,)},
+        )  # fmt: skip
+
+    tape = Tape()
+    with Ledger(tmp_path, clock) as ledger:
+        reader = reader_of(ledger, clock)
+        told = [device(rank, at, 100.0 * rank + at) for at in (10.0, 12.0) for rank in (-1, 0, 1)]
+        ledger.append(tape.tell(*told))
+        live = reader.series(JOB, "process.memory.usage")
+        ledger.commit(force=True)
+        assert reader.series(JOB, "process.memory.usage") == live
+        assert live.ranks == {"0": [(10.0, -1, 10.0), (12.0, -1, 12.0)], "1": [(10.0, -1, 110.0), (12.0, -1, 112.0)]}
+        assert live.median == [(10.0, 60.0), (12.0, 62.0)]
+        assert "process.memory.usage" in reader.metric_names(JOB)
 
 
 def test_a_series_can_be_cut_by_attempt_and_time(tmp_path: Path, clock) -> None:

@@ -179,6 +179,17 @@ def test_an_incident_that_recovery_is_done_with_is_open_no_more() -> None:
     assert only_job(told(attempt_started(), verdict(), transition(state="held"))).open_incidents == 1
 
 
+def test_an_incident_that_comes_back_under_its_id_is_open_again() -> None:
+    notified = (
+        attempt_started(), verdict(), action(verb="notify"), transition(state="notified"),
+        verdict(revision=1, at=1020.0, status="closed"), transition(sequence=1, state="resolved", at=1020.5),
+    )  # fmt: skip
+    assert incident(told(*notified)).status == "closed"
+    assert incident(told(*notified, verdict(revision=2, at=1050.0))).status == "open"
+    restarted = [action() if index == 2 else message for index, message in enumerate(notified)]
+    assert incident(told(*restarted, verdict(revision=2, at=1050.0))).status == "closed"
+
+
 def test_goodput_counts_from_the_first_attempt_in_whatever_order_the_topics_come() -> None:
     later = [metrics(step, attempt=2, at=1100.0 + step, train_step_duration=1.0) for step in range(50, 60)]
     started = [attempt_started(1, at=1000.0), attempt_started(2, at=1090.0, resume_step=49)]

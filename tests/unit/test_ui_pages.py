@@ -103,7 +103,7 @@ def test_the_detail_page_shows_sentence_timeline_series_evidence_log_and_audit(s
     page = html(app)
     for part in (
         "Rank 3 on node-1 is stopped", "■</i>critical", "Ranks gone", "First step",
-        "hang.corroborated", 'class="t-trouble"',
+        "hang.corroborated", 'class="t-trouble"', "Ranks 0-2 in all_reduce", "c10d_logger.py:wrapper",
         "receipt: done", "step 400, from memory",
     ):  # fmt: skip
         assert part in page, part

@@ -221,6 +221,18 @@ def test_evidence_shows_value_beside_peers_median_and_rule(simulated: SimulatedL
     assert views.evidence_metrics(story_of(simulated, "gpu_lost"))[0] == "train.step.duration"
 
 
+def test_stacks_are_shown_as_groups_and_only_their_sentence_among_the_evidence(simulated: SimulatedLedger) -> None:
+    story = story_of(simulated, "hang")
+    sentence, groups = views.stack_groups(story)
+    assert sentence.startswith("Rank 3 does not answer")
+    assert [group[:2] for group in groups] == [
+        ("3", "Ranks 0-2 in all_reduce"), ("1", "Rank 3 without an answer: process state T in do_signal_stop"),
+    ]  # fmt: skip
+    assert groups[0][2].split("\n")[0] == "distributed_c10d.py:all_reduce"
+    assert [row[0] for row in views.evidence_rows(story)] == ["silence", "metric", "stack"]
+    assert views.stack_groups(story_of(simulated, "nan")) == ("", ())
+
+
 def test_the_audit_is_in_order_of_time(simulated: SimulatedLedger) -> None:
     story = story_of(simulated, "hang")
     rows = views.audit_rows(story)

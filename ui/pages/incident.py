@@ -41,6 +41,11 @@ def draw(source: Ledger, now: float, incident_id: str) -> None:
         st.html(markup.table(views.EVIDENCE_HEADS, evidence, "Evidence of the newest revision of the verdict"))
     else:
         st.caption("The verdict carries no evidence.")
+    sentence, groups = views.stack_groups(story)
+    if groups:
+        shell.heading("Where the ranks stood")
+        st.caption(f"{sentence}.")
+        st.html(markup.table(views.STACK_HEADS, groups, "Ranks grouped by their Python stacks"))
     _log(source, story)
     shell.heading("Decisions, receipts and people, in order")
     st.html(markup.table(views.AUDIT_HEADS, views.audit_rows(story), "Everything that was decided and done"))
