@@ -21,6 +21,23 @@ _CHAIN = re.compile(
     r"|The above exception was the direct cause of the following exception):"
 )
 _NATIVE_FRAMES = re.compile(r"^(Exception raised from |frame #\d+: |C\+\+ CapturedTraceback:|#\d+ )")
+# A C++ exception, or torch's watchdog telling of one: advice and stack frames follow, not indented.
+_NATIVE = re.compile(r"^terminate called (?:after throwing|without)|thread terminated with exception: ")
+_ADVICE = re.compile(
+    r"^(?:CUDA kernel errors might be asynchronously |HIP kernel errors might be asynchronously "
+    r"|For debugging consider passing |Compile with `TORCH_USE_|Search for `cuda|nccl[A-Z]\w+: |Last error:$)"
+)
+_LAST_ERROR = "Last error:"  # of NCCL: the line behind it is the error
+_SIGNAL = re.compile(r"^(\[[\w.-]+:\d+\] )\*{3} Process received signal \*{3}")  # Open MPI
+# The NVIDIA driver tells of a lost GPU in three lines, and names the GPU of an Xid in one or two lines before it.
+_DRIVER = re.compile(r"\bNVRM: (?:The NVIDIA GPU |GPU at |Xid \()")
+_DRIVER_HEAD = re.compile(r"\bNVRM: GPU (?:at |Board )")
+_DRIVER_MORE = re.compile(
+    r"\bNVRM: (?:\(PCI ID|installed in this system|fallen off the bus and|GPU Board "
+    r"|GPU [0-9a-f.:]+: GPU (?:has fallen|serial))"
+)
+_DRIVER_XID = re.compile(r"\bNVRM: Xid \(")
+DRIVER_LINES_MAX = 6
 _EXCEPTION = re.compile(r"^[\s|+]*([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 _ERROR_NAME = re.compile(r"(Error|Exception|Interrupt|Exit|Warning|Failure|Group|StopIteration)$")
 
@@ -85,6 +102,7 @@ class RecordJoiner:
         self._blank = False  # a blank line came: only a chained exception goes on after it
         self._in_frames = False  # between "Traceback" and its last line
         self._is_trace = False
+        self._signal = ""  # the prefix that all lines of a signal's report have
 
     def feed(self, line: Line) -> list[LogLine]:
         """The records that end because of this line."""
@@ -107,6 +125,7 @@ class RecordJoiner:
         record = LogLine(at=self._at, stream=self._stream, text="\n".join(self._lines))
         self._lines, self._chars = [], 0
         self._blank = self._in_frames = self._is_trace = False
+        self._signal = ""
         return [record]
 
     def _continues(self, text: str) -> bool:
@@ -117,11 +136,21 @@ class RecordJoiner:
                 return True
             if _NATIVE_FRAMES.match(text) or (_FATAL.match(text) and _FATAL.match(self._lines[0])):
                 return True
+            if not self._blank and (_ADVICE.match(text) or self._lines[-1] == _LAST_ERROR):
+                return True
+        if self._signal and text.startswith(self._signal):
+            return True
+        if "NVRM: " in text and _DRIVER.search(self._lines[0]) and len(self._lines) < DRIVER_LINES_MAX:
+            headed = _DRIVER_HEAD.search(self._lines[-1]) is not None and _DRIVER_XID.search(text) is not None
+            return headed or _DRIVER_MORE.search(text) is not None
         return text[0] in " \t" and not self._blank and not _TRACEBACK.search(text)
 
     def _append(self, at: float, text: str) -> None:
         if not self._lines:
             self._at = at
+            self._is_trace = _NATIVE.search(text) is not None
+            signal = _SIGNAL.match(text)
+            self._signal = signal[1] if signal is not None else ""
         if _TRACEBACK.search(text):
             self._is_trace = self._in_frames = True
         elif _FATAL.match(text) or _CHAIN.match(text):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.launcher.output import (
+    DRIVER_LINES_MAX,
     LINE_BYTES_MAX,
     OPEN_SECONDS,
     PARTIAL_SECONDS,
@@ -61,6 +62,61 @@ def records(text: str, *, at: float = 1.0) -> list[str]:
 @pytest.mark.parametrize("text", [CHAINED, FATAL], ids=["chained", "fatal"])
 def test_a_traceback_is_one_record_among_others(text: str) -> None:
     assert records(f"before\n{text}\nafter\nlast") == ["before", text, "after", "last"]
+
+
+NATIVE = """\
+terminate called after throwing an instance of 'c10::Error'
+  what():  CUDA error: unspecified launch failure
+CUDA kernel errors might be asynchronously reported at some other API call
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1.
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+
+Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7e in libc10.so)
+frame #1: <unknown function>"""
+NCCL = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    dist.broadcast(tensor, 0)
+torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1249, internal error, NCCL version 2.18.1
+ncclInternalError: Internal check failed.
+Last error:
+Bootstrap : no socket interface found"""
+SIGNAL = """\
+[node7:4141] *** Process received signal ***
+[node7:4141] Signal: Segmentation fault (11)
+[node7:4141] [ 0] /lib64/libpthread.so.0(+0x12b20)[0x7f]
+[node7:4141] *** End of error message ***"""
+LOST_GPU = """\
+[   74.10] NVRM: The NVIDIA GPU 0000:26:00.0
+[   74.10] NVRM: (PCI ID: 10de:2324) installed in this system has
+[   74.10] NVRM: fallen off the bus and is not responding to commands."""
+HEADED_XID = """\
+NVRM: GPU at PCI:0000:3b:00: GPU-0a1b
+NVRM: GPU Board Serial Number: 1234567890
+NVRM: Xid (PCI:0000:3b:00): 79, pid=4141, GPU has fallen off the bus.
+NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."""
+
+
+@pytest.mark.parametrize(
+    "text", [NATIVE, NCCL, SIGNAL, LOST_GPU, HEADED_XID], ids=["native", "nccl", "signal", "lost gpu", "headed xid"]
+)
+def test_what_libraries_and_drivers_tell_in_several_lines_is_one_record(text: str) -> None:
+    assert records(f"before\n{text}\nafter\nlast") == ["before", text, "after", "last"]
+
+
+def test_two_xids_are_two_records_and_advice_alone_belongs_to_nothing() -> None:
+    one, two = "NVRM: Xid (PCI:0000:3b:00): 31, pid=1", "NVRM: Xid (PCI:0000:3c:00): 45, pid=2"
+    assert records(f"{one}\n{two}\n{two}") == [one, two, two]
+    assert records("a line\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1.") == [
+        "a line", "For debugging consider passing CUDA_LAUNCH_BLOCKING=1.",
+    ]  # fmt: skip
+
+
+def test_the_report_of_a_lost_gpu_is_bounded() -> None:
+    more = "NVRM: GPU 0000:3b:00.0: GPU serial number is 1."
+    told = records("\n".join(["NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", *[more] * 40]))
+    assert len(told[0].split("\n")) == DRIVER_LINES_MAX
 
 
 def test_the_prefix_of_torchs_excepthook_is_taken_off() -> None:
