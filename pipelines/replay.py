@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from detectors.log_rules import RuleBook
 from detectors.verdict import VERDICT_TYPES, Verdict
 from ingest.bus import Record
 from ingest.codec import Codec
@@ -41,8 +40,13 @@ class Replayed:
     """What came out, and what the live run had said."""
 
     verdicts: list[Verdict] = field(default_factory=list)
+    said_at: list[float] = field(default_factory=list)  # when each verdict came out, by the recording's clock
     live: list[Verdict] = field(default_factory=list)
     unreadable: int = 0
+
+    def say(self, verdicts: list[Verdict], at: float) -> None:
+        self.verdicts += verdicts
+        self.said_at += [at] * len(verdicts)
 
     def lines(self) -> bytes:
         """One JSON a line, in order: the same recording gives the same bytes."""
@@ -65,10 +69,11 @@ def replay_records(records: Iterable[Record], settings: Settings) -> Replayed:
         if detection.feed(record) is not None:
             result.unreadable += 1
         if now - concluded_at >= CONCLUDE_SECONDS:
-            result.verdicts += detection.conclude(now)
+            result.say(detection.conclude(now), now)
             concluded_at = now
     for tick in range(int(AFTERWARDS_SECONDS / CONCLUDE_SECONDS)):
-        result.verdicts += detection.conclude(now + tick * CONCLUDE_SECONDS)
+        at = now + tick * CONCLUDE_SECONDS
+        result.say(detection.conclude(at), at)
     return result
 
 

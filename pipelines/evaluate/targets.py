@@ -17,7 +17,13 @@ def _logs(path: Path | None, options: EvaluateOptions) -> Evaluation:
     return evaluate(path, options)
 
 
-TARGETS: dict[str, Evaluator] = {"logs": _logs}
+def _faults(path: Path | None, options: EvaluateOptions) -> Evaluation:
+    from .faults import evaluate
+
+    return evaluate(path, options)
+
+
+TARGETS: dict[str, Evaluator] = {"faults": _faults, "logs": _logs}
 DATASET: Evaluator | None = None  # for TARGET = a path: evaluate(path, options)
 
 

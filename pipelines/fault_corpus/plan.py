@@ -1,4 +1,4 @@
-"""Which runs a corpus holds: balanced over kinds, severities, ranks, sizes and seeds; the same question, the same plan."""
+"""Which runs a corpus holds: balanced over kinds, severities, ranks, sizes and seeds; always the same ones."""
 
 from __future__ import annotations
 
