@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from detectors.budget_gate import BudgetConfig, BudgetGate
 from detectors.calibration import Tail
-from detectors.ensemble import load_model
+from detectors.ensemble.models import load_model
 from detectors.series_features import Bools, Floats, Forecast, Units, filled, mean_and_change, rolling_mean
 
 MEMBERS = ("forecast", "neighbours")
@@ -141,7 +141,7 @@ class SeriesDetector:
         return cls(config, _Members.of(train, config), tails, gate, train[-config.context_rows :])
 
     def observe(self, rows: npt.ArrayLike) -> Scored:
-        """The next block: rows × metrics in the order of the training rows; any length, NaN where a value is missing."""
+        """The next block: rows × metrics in the order of the training rows, any length; NaN = missing."""
         given = filled(rows, self._context[-1])
         if not len(given):
             return Scored(np.empty(0), np.empty(0, dtype=np.bool_), np.empty((0, self._context.shape[1])))
