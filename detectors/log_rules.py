@@ -32,6 +32,7 @@ HANDLED = re.compile(
     r"|\bbacking off\b|\bsucceeded (?:after|on)\b|(?<!be )\brecovered\b|\breconnect(?:ed|ing)\b|\bfalling back\b"
     r"|\bfallback to\b|\bskipping\b|\bskipped\b|\bignoring\b|\bignored\b|\bsuppress(?:ed|ing)\b|\bhandled\b"
     r"|\bcaught and\b|\bcontinuing\b|\btolerated\b|\bas expected\b|\bnot (?:fatal|an error)\b|\bentering retry loop\b"
+    r"|\b(?:trying|using) (?:another|the next|a different|port)\b"
     r"|\bharmless\b", re.ASCII
 )  # fmt: skip
 GIVEN_UP = re.compile(
@@ -39,6 +40,10 @@ GIVEN_UP = re.compile(
     r"|\bexhausted\b|\b(?:will not|not|no more|without) retry|\bretries failed\b|\bunhandled\b|\bnot handled\b"
     r"|\bfailed after \d+|\bcannot continue\b|\bnever recovered\b|\buncaught\b", re.ASCII
 )  # fmt: skip
+# A logger that says INFO of a line means that nothing is wrong; NCCL says so of a peer that left, too.
+QUIET = re.compile(r"(?:^|[\s\[|(-])(?:INFO|DEBUG|TRACE)(?:[\s\]:|-]|$)|^\[?[ID]\d{3,4} \d\d:", re.ASCII)
+QUIET_WITHIN_CHARACTERS = 90
+SERVICE_THREAD = "[Service thread]"
 PCI = re.compile(
     r"(?:\bPCI:|\bGPU ?|pcieport |amdgpu |nvidia |mlx5_core )([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
 )
@@ -118,7 +123,7 @@ class RuleBook:
         for number in candidates:
             rule, search = self._compiled[number]
             if search(text):
-                if not rule.firm and is_handled(lower) and rule.role not in ("noise", "advice"):
+                if not rule.firm and rule.role not in ("noise", "advice") and _harmless(rule, text, lower):
                     return None
                 return Hit(rule, text, _pci(text), _pid(text), _peer(text))
         return None
@@ -203,6 +208,15 @@ class _Reading:
 def is_handled(lower: str) -> bool:
     """A line (in lower case) says that somebody goes on in spite of what it tells."""
     return HANDLED.search(lower) is not None and GIVEN_UP.search(lower) is None
+
+
+def _harmless(rule: Rule, text: str, lower: str) -> bool:
+    """A line that tells of something survived, or whose logger thinks little of it; a loss is told as it comes."""
+    if is_handled(lower):
+        return True
+    if rule.fault_class == "nan" or SERVICE_THREAD in text:
+        return False
+    return QUIET.search(text[:QUIET_WITHIN_CHARACTERS]) is not None
 
 
 def _toml_files(root: Path | Traversable) -> list[Path | Traversable]:
