@@ -84,6 +84,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     last_loss: float | None = None
     lines: tuple[LogLine, ...] = ()
     consequences: tuple[Consequence, ...] = ()
+    beside: tuple[Consequence, ...] = ()  # warnings, which stop nothing and tell of no consequence
     recovered: tuple[Consequence, ...] = ()
     looked: Looked
 
@@ -127,7 +128,7 @@ class Diagnoser:
         named = reader.speaker.rank is not None or reader.speaker.attempt
         if telling or named:
             room = max(0, SIGHTINGS_MAX - self._kept)
-            for key in list(reader.pending)[room:]:
+            for key in sorted(reader.pending, key=lambda key: reader.pending[key].symptom.group == "sufferer")[room:]:
                 del reader.pending[key]
             self._kept += len(reader.pending)
             self._read.append(reader)
@@ -204,14 +205,16 @@ def _blame(
         if cause.symptom.group == "sufferer"
         else _shown(cause, ordered)
     )
-    others = [(one, one.count) for one in ordered if one not in same]
+    others = [one for one in ordered if one not in same]
+    beside = [(one, one.count) for one in others if one.symptom.group == "warning"]
+    after_it = [(one, one.count) for one in others if one.symptom.group != "warning"]
     diagnosis = Diagnosis(
         symptom=cause.symptom.name, fault_class=cause.rule.fault_class, action=cause.symptom.action, summary="",
         mend=cause.symptom.mend, rank=rank, local_rank=local if rank is None else None, node=node, device=cause.pci,
         workload=workload, suspects=suspects, at="" if cause.stamp is None else cause.stamp.text,
         last_step=step if step is not None else read.last_step, last_loss=loss if step is not None else read.last_loss,
-        lines=tuple(_line(one) for one in shown[:LINES_SHOWN_MAX]), consequences=_folded(others), recovered=recovered,
-        looked=read,
+        lines=tuple(_line(one) for one in shown[:LINES_SHOWN_MAX]), consequences=_folded(after_it),
+        beside=_folded(beside), recovered=recovered, looked=read,
     )  # fmt: skip
     sure = confidence_of(diagnosis, cause, ordered, behind)
     diagnosis = msgspec.structs.replace(diagnosis, confidence=sure)

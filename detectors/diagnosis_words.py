@@ -103,7 +103,7 @@ def _progress(found: Diagnosis) -> str:
     if found.last_step is None:
         return ""
     loss = "" if found.last_loss is None else f" (loss {found.last_loss:.4g})"
-    return f" The last step before it was {found.last_step:,}{loss}."
+    return f" The last step seen was {found.last_step:,}{loss}."
 
 
 def _victims(found: Diagnosis) -> str:

@@ -197,11 +197,11 @@ def _named_within(line: str) -> Speaker:
     if found := TASK.match(line):
         return Speaker(rank=int(found.group(2)), node=found.group(1))
     speaker = Speaker()
-    if found := WITHIN_RANK.search(line):
+    if "ank" in line and (found := WITHIN_RANK.search(line)):
         speaker = Speaker(rank=int(next(group for group in found.groups() if group is not None)))
-    if found := LOCAL_WORDS.search(line):
+    if "local_rank" in line and (found := LOCAL_WORDS.search(line)):
         speaker = replace(speaker, local=int(found.group(1)))
-    if found := NODE_WORDS.search(line):
+    if "error" in line and (found := NODE_WORDS.search(line)):
         speaker = replace(speaker, node=next(group for group in found.groups() if group is not None))
     return speaker
 

@@ -17,7 +17,10 @@ from detectors.progress_lines import parse_progress, read_bar
 from detectors.symptoms import Symptom, symptom_of
 
 LINE_BYTES_MAX = 4096
-SIGHTINGS_MAX = 400  # kinds of line by speaker, of one source and episode; more are counted
+# by symptom and speaker, of one source and episode, for sufferers and for others each; more are counted
+SIGHTINGS_MAX = 4_096
+STORM_LINES = 200  # so many lines that differ in numbers alone, and the next are only counted
+SHAPES_MAX = 2_000
 MARKS_MAX = 512
 LOOK_BACK_LINES = 30
 PROGRESS_TRIES = 12
@@ -70,6 +73,8 @@ class Survived:
 PROGRESS_WORDS = re.compile(rb"loss|it/s|s/it")
 SEQUENCE = re.compile(r"\bSeqNum=(\d{1,15})")
 COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d{1,15})")
+DIGITS = b"0123456789"
+NUMBERS_TELL = re.compile(rb"xid|errno|exitcode|signal|status|code|seqnum|last completed|nan|inf(?!o)", re.IGNORECASE)
 GROUP = re.compile(r"\[(PG [^\]]*?)\s*Rank \d+\]")
 ADDRESS = r"((?:\d{1,3}\.){3}\d{1,3}|[\w-]+(?:\.[\w-]+)+)"
 PEER = re.compile(r"(?:\b(?:to|from|peer|address)|[Cc]onnect(?:ion)? (?:to|with)) \[?" + ADDRESS + r"\]?[<:]\d+")
@@ -109,6 +114,8 @@ class Source:
     _of_file: Speaker = field(default_factory=Speaker)
     _stamp: Stamp | None = None
     _teardown: dict[int | None, int] = field(default_factory=dict)
+    _room: dict[bool, int] = field(default_factory=dict)  # sightings of sufferers and of others in this episode
+    _shapes: dict[bytes, int] = field(default_factory=dict)
     _since: Reached | None = None  # the first progress after the newest pending sighting
     _counted: int = 0
 
@@ -165,7 +172,11 @@ class Source:
         self.lines += block.count(b"\n", self._counted, len(block))
 
     def _line(self, block: bytes, lower: bytes, begin: int, end: int) -> None:
-        raw = block[begin : min(end, begin + LINE_BYTES_MAX)].replace(b"\0", b"").decode("utf-8", "replace")
+        octets = block[begin:end].lstrip(b"\0")[:LINE_BYTES_MAX].replace(b"\0", b"")  # cut under its writer: a hole
+        if self._storms(octets):
+            self.folded += 1
+            return
+        raw = octets.decode("utf-8", "replace")
         said = self._heard(raw)
         self._remark(said)
         if self.rules.begins_teardown(said.text):
@@ -185,12 +196,24 @@ class Source:
         known = self.pending.get(key)
         if known is not None:
             known.count += 1
-        elif len(self.pending) < SIGHTINGS_MAX:
+        elif self._room.get(symptom.group == "sufferer", 0) < SIGHTINGS_MAX:
+            self._room[symptom.group == "sufferer"] = self._room.get(symptom.group == "sufferer", 0) + 1
             sighting.after = self._progress_before(block, lower, begin) or self.progress
             self.pending[key] = sighting
             self.speakers.add(sighting.speaker)
         else:
             self.folded += 1
+
+    def _storms(self, octets: bytes) -> bool:
+        """One more of a flood of lines that are alike but for numbers that tell nothing."""
+        if NUMBERS_TELL.search(octets) is not None:
+            return False
+        shape = octets.translate(None, DIGITS)
+        seen = self._shapes.get(shape, 0)
+        if seen == 0 and len(self._shapes) >= SHAPES_MAX:
+            return False
+        self._shapes[shape] = seen + 1
+        return seen >= STORM_LINES
 
     def _heard(self, raw: str) -> Said:
         """The line, or what was printed behind a progress bar that had not ended its own."""
@@ -222,9 +245,9 @@ class Source:
             return
         named = GROUP.search(said.text)
         group = "" if named is None else named.group(1)
-        if found := COMPLETED.search(said.text):
+        if "last completed" in said.text and (found := COMPLETED.search(said.text)):
             self.completed[(group, rank)] = int(found.group(1))
-        elif found := SEQUENCE.search(said.text):
+        elif "SeqNum=" in said.text and (found := SEQUENCE.search(said.text)):
             self.completed.setdefault((group, rank), int(found.group(1)) - 1)
 
     def _torn_down(self, said: Said) -> bool:
@@ -274,6 +297,11 @@ class Source:
                 self.survived[sighting.symptom.name] = Survived(sighting, sighting.count)
             else:
                 known.count += sighting.count
+        self._room = {}
+        for sighting in self.pending.values():
+            suffers = sighting.symptom.group == "sufferer"
+            self._room[suffers] = self._room.get(suffers, 0) + 1
+        self._shapes = {}
         self._since = None
 
     def _progress_before(self, block: bytes, lower: bytes, end: int) -> Reached | None:

@@ -157,6 +157,7 @@ def _read_file(file: Path, diagnoser: Diagnoser, reading: Reading, told: Told) -
 
 
 def _read(stream: IO[bytes], source: str, diagnoser: Diagnoser, told: Callable[[], None]) -> None:
+    diagnoser.feed(source, b"")  # an empty one was looked at too
     while octets := stream.read(READ_BYTES):
         diagnoser.feed(source, octets)
         told()

@@ -57,6 +57,7 @@ def _rows(found: Diagnosis) -> list[tuple[str, str]]:
         rows.append(("do", f"{SPOKEN[found.action]}. {found.mend}"))
     rows += [("line" if at == 0 else "", _place(line)) for at, line in enumerate(found.lines)]
     rows += [("only after" if at == 0 else "", _folded(one)) for at, one in enumerate(found.consequences[:ROWS_MAX])]
+    rows += [("beside" if at == 0 else "", _folded(one)) for at, one in enumerate(found.beside[:ROWS_MAX])]
     rows += [("went on" if at == 0 else "", _folded(one)) for at, one in enumerate(found.recovered[:ROWS_MAX])]
     return rows
 
