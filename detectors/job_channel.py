@@ -38,6 +38,7 @@ class _State(msgspec.Struct):
     told: dict[int, int] = {}  # the newest step each rank has told of
     bad: dict[int, list[_Bad]] = {}
     measured: list[int] = []  # ranks that report gradient norms
+    valued: list[int] = []  # ranks that report losses
     since: float | None = None
     done: bool = False
 
@@ -58,6 +59,8 @@ class JobChannel:
         state.told[message.rank] = max(state.told.get(message.rank, -1), *message.steps)
         if GRADIENT in message.columns and message.rank not in state.measured:
             state.measured.append(message.rank)
+        if LOSS in message.columns and message.rank not in state.valued:
+            state.valued.append(message.rank)
         for entry in message.non_finite:
             if entry.metric not in (LOSS, GRADIENT) or entry.index >= len(message.steps):
                 continue
@@ -132,6 +135,8 @@ class JobChannel:
         else:
             names = " and ".join(f"rank {rank} on {roster.node_of(rank)}" for rank in list(guilty)[:4])
             summary = f"The {what} of {names} became {entry.value} at step {first}."
+            if settled and what == "gradient" and self._corrupted(lead, guilty, first):
+                summary += " Its loss was finite, like everybody's: possible silent data corruption."
             share = 1.0 / len(guilty)
             culprits = tuple(
                 Culprit(rank=rank, node=roster.node_of(rank), confidence=round(share, 3)) for rank in guilty
@@ -153,6 +158,13 @@ class JobChannel:
             culprits=culprits,
             key="nan",
         )
+
+    def _corrupted(self, lead: int, guilty: dict[int, _Bad], first: int) -> bool:
+        """One rank alone, of several that measure, made no number of a loss that was one."""
+        state = self._state
+        losses = [entry for entries in state.bad.values() for entry in entries if entry.metric == LOSS]
+        alone = len(guilty) == 1 < len(state.measured)
+        return alone and lead in state.valued and not any(entry.step <= first for entry in losses)
 
     def _evidence(self, rank: int, bad: _Bad, roster: Roster) -> Evidence:
         told = sorted(other for other, step in self._state.told.items() if other != rank and step >= bad.step)

@@ -37,13 +37,14 @@ class LossConfig:
     norm_sigma_min: float = 0.05
     lag_steps: int = 15  # of which the running level's own lag behind a falling loss is learned
     lag_sigmas: float = 3.0  # it is believed no further
-    loss_z: float = 6.0  # beside a norm that is out
+    loss_z: float = 7.5  # beside a norm that is out
+    twice_loss_z: float = 4.5  # or two of three so high
     norm_z: float = 6.0  # within `together_steps`
     alone_loss_z: float = 6.0
     alone_norm_z: float = 10.0  # so many steps in a row, and `alone_norm_rise`: the loss will follow
     alone_norm_steps: int = 3
     alone_norm_rise: float = 2.08  # log(8)
-    rise_min: float = 0.05
+    rise_min: float = 0.06
     alone_rise_min: float = 0.2  # of a loss whose gradients are calm or unknown
     alone_steps: int = 4  # of the last `alone_of_steps`
     alone_of_steps: int = 6
@@ -174,7 +175,8 @@ class LossChannel:
         least = config.rise_min * self._unit()
         zx = np.array(state.loss_z) / cold
         zy = np.array(state.norm_z) / cold
-        if zx[-1] > config.loss_z and rise > least and zy.max() > config.norm_z:
+        high = zx[-1] > config.loss_z or int((zx[-3:] > config.twice_loss_z).sum()) >= 2
+        if high and rise > least and zy.max() > config.norm_z:
             return True
         out = zx > config.alone_loss_z
         alone = config.alone_rise_min * self._unit() * cold
@@ -194,7 +196,8 @@ class LossChannel:
         state, config = self._state, self.config
         count = len(state.loss_z)
         out = [
-            max(z / config.loss_z, w / config.norm_z) > 0.75 for z, w in zip(state.loss_z, state.norm_z, strict=True)
+            max(z / config.twice_loss_z, w / config.norm_z) > 1.0
+            for z, w in zip(state.loss_z, state.norm_z, strict=True)
         ]
         onset = count - 1
         while onset > 0 and out[onset - 1]:

@@ -37,7 +37,8 @@ class PaceConfig:
     phases: PhasesConfig = field(default_factory=PhasesConfig)
     change: ChangePointConfig = field(default_factory=ChangePointConfig)
     many_nodes: int = 4  # no burst of a neighbour moves the median of the ranks of so many machines
-    many_persist_max: int = 10
+    many_persist_max: int = 16
+    wait_persist_min: int = 20  # a network has bursts that all ranks feel
     few_part_min: float = 0.1  # on fewer, neighbours move the parts of a step by this much
     pause_steps_min: float = 2.0  # a checkpoint's growth in normal steps, and by half
     story: StoryConfig = field(default_factory=StoryConfig)
@@ -66,6 +67,7 @@ class _State(msgspec.Struct):
     regime: str = ""  # the key of the regime that has not settled
     regime_for: int = 0
     silent: list[str] = []  # series that are held for what one rank does
+    waiting: list[str] = []  # that are held, but no step takes longer
     visit: list[float] = []  # seconds of the steps of the checkpoint or evaluation in progress
     visit_phase: str = ""
 
@@ -162,7 +164,11 @@ class PaceChannel:
             if many
             else replace(change, change_min=self.config.few_part_min)
         )
-        self._points["own"].config = self._points["wait"].config = config
+        self._points["own"].config = config
+        longest = max(self.config.wait_persist_min, config.persist_max)
+        self._points["wait"].config = replace(
+            config, persist_min=self.config.wait_persist_min, persist_max=longest, burst_max=longest
+        )
 
     def _value(self, name: str) -> float:
         """The newest value of a series: the logarithm of the step, parts as shares of a normal step."""
@@ -203,14 +209,12 @@ class PaceChannel:
         if DATA in state.open or story.part in ("one_rank", "delay"):
             state.silent = [*state.silent, name] if name not in state.silent else state.silent
             return
-        if story.part == "data":
-            self._open(DATA, story, matrix, roster)
-            return
-        least = 0.0 if state.many else self.config.change.change_min
-        if math.log(story.after / story.before) <= least and name != "seconds":
-            self._points[name].accept()  # longer in one part, shorter in another: no step takes longer
-            return
-        state.silent = [other for other in state.silent if other != name]
+        held = self._points[name].state.held or 0.0
+        least = held / 2 if state.many else self.config.change.change_min
+        if name != "seconds" and math.log(story.after / story.before) <= least:
+            state.waiting = [*state.waiting, name] if name not in state.waiting else state.waiting
+            return  # longer in one part, and no step takes longer: not yet, or for something that became shorter
+        state.waiting = [other for other in state.waiting if other != name]
         state.opener, state.slow_for = name, 0
         self._open(JOB_SLOW, story, matrix, roster)
 
@@ -226,6 +230,13 @@ class PaceChannel:
                 self._restart(count)
                 self._open(REGIME, story._replace(part="accepted"), matrix, roster)
             return
+        for name in list(state.waiting):
+            count = self._points[name].state.held_count
+            if count % 8 == 0:
+                self._explain(name, self._cut(count), matrix, roster)
+            elif count >= config.accept_steps:
+                state.waiting.remove(name)
+                self._points[name].accept()
         for name in list(state.silent):
             count = self._points[name].state.held_count
             if count % 10 == 9 and self._is_regime(self._cut(count)):
@@ -252,11 +263,11 @@ class PaceChannel:
         self._open(JOB_SLOW, story._replace(rank=rank), matrix, roster)
 
     def _growth_of(self, rank: int, cut: Cut, matrix: StepMatrix) -> float:
-        """How much longer this rank computes since the change, as a share; NaN where the matrix has forgotten."""
+        """How much longer this rank is busy since the change, as a share; NaN where the matrix has forgotten."""
         column, medians = matrix.ranks.index(rank), []
         for rows in (cut.before, cut.since):
-            told = [matrix.values(int(step), "train.compute.duration") for step in self._rows.column("step", rows)]
-            known = finite(np.array([values[column] for values in told if values is not None]))
+            busy = [_busy(matrix, int(step), column) for step in self._rows.column("step", rows)]
+            known = finite(np.array(busy))
             medians.append(float(np.median(known)) if len(known) else math.nan)
         return medians[1] / medians[0] - 1.0
 
@@ -302,6 +313,7 @@ class PaceChannel:
         """A held series is back where it was."""
         state = self._state
         state.silent = [other for other in state.silent if other != name]
+        state.waiting = [other for other in state.waiting if other != name]
         if JOB_SLOW in state.open and name == state.opener:
             self._end(JOB_SLOW)
             for other in SERIES:
@@ -313,7 +325,7 @@ class PaceChannel:
         state = self._state
         for key in (JOB_SLOW, DATA):
             self._end(key)
-        state.silent, state.opener = [], ""
+        state.silent, state.waiting, state.opener = [], [], ""
         state.scale = self._rows.median("seconds", slice(-count, None))
         for name in SERIES:
             values = self._rows.column(name, slice(-count, None))
@@ -342,3 +354,11 @@ class PaceChannel:
                 return
             story = self._story(self._cut(1))._replace(part=name, before=usual, after=now, steps=change.values)
             self._open(key, story, matrix, roster)
+
+
+def _busy(matrix: StepMatrix, step: int, column: int) -> float:
+    """Seconds of data and compute of one rank; NaN where they are not known."""
+    data, compute = (matrix.values(step, name) for name in ("train.data.duration", "train.compute.duration"))
+    if data is None or compute is None:
+        return math.nan
+    return float(compute[column] + np.nan_to_num(data[column]))

@@ -88,13 +88,13 @@ def story_of(rows: Rows, cut: Cut, config: StoryConfig) -> PaceStory:
 
 
 def signals_of(rows: Rows, cut: Cut) -> dict[str, tuple[float, float]]:
-    """Samples, tokens and learning rate, before and since, where they were told."""
+    """Samples, tokens and learning rate, before and now, where they were told."""
     out: dict[str, tuple[float, float]] = {}
     for name in SIGNALS:
         values = _per_step(rows.column(name), rows.column("step"))
         before, since = finite(values[cut.before]), finite(values[cut.since])
         if len(before) and len(since):
-            out[name] = (float(np.median(before[-16:])), float(np.median(since)))
+            out[name] = (float(np.median(before[-16:])), float(np.median(since[-5:])))
     return out
 
 

@@ -100,6 +100,8 @@ def _because(story: PaceStory) -> str:
     grew = f"({story.part_before:.3g} s before, {story.part_after:.3g} s now)"
     if story.part == "compute":
         return f"everybody computes longer {grew}; no rank stands out"
+    if story.part == "data":
+        return f"all ranks wait longer for their data {grew}"
     if story.part == "wait":
         return f"the collective takes longer for everybody {grew}: look at the network"
     if story.part == "optimizer":
