@@ -37,6 +37,7 @@ from .log_cases import LogCase, read_cases
 OWN_CASES = Path("data/logs/cases.jsonl")
 ACTION_NAMES: dict[Action, str] = {"stop": "stop_notify", "rollback_restart": "rollback_checkpoint"}
 ALSO_CALLED = {"stop": "stop_notify", "rollback_restart": "rollback_checkpoint", "notify": "none"}  # in a file of cases
+NOTHING = frozenset(("none", "child_failed", "teardown", "advice"))  # what launchers print around a failure is no cause
 ERROR_WORDS = re.compile(r"error|exception|failed", re.IGNORECASE)
 CULPRIT_RANK = re.compile(r"\brank (\d+)\b", re.IGNORECASE)
 CULPRIT_NOBODY = re.compile(r"^(?:none|unknown|workload|scheduler)\b", re.IGNORECASE)
@@ -98,7 +99,9 @@ def answer_of(diagnosis: Diagnosis) -> Answer:
 
 
 def names_of(symptom: str) -> frozenset[str]:
-    """A symptom's own name and the coarser one."""
+    """A symptom's own name and the coarser one; that nothing was found is right for what is only noise, too."""
+    if symptom == "none":
+        return NOTHING
     row = words().get(symptom)
     return frozenset((symptom,) if row is None or not row.within else (symptom, row.within))
 
