@@ -140,7 +140,7 @@ _NORM = re.compile(
     rf"(?:global_)?g(?:rad(?:ient)?)?[ _]?norm['\"]?\s*[:=]?\s*['\"]?(?:tensor\()?({NUMBER})(?![\w.])", re.ASCII
 )
 _EPOCH = re.compile(rf"[Ee]poch'?\b\W{{0,4}}?({NUMBER})")
-_SAMPLES = re.compile(r"(?:consumed samples|samples seen|consumed_samples)\W{1,4}(\d[\d,]*)")
+_SAMPLES = re.compile(r"(?:consumed samples|samples seen|consumed_samples)\W{1,16}(\d[\d,]*)")
 _SECONDS = (
     (re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)"), 1e-3),
     (re.compile(r"([\d.]+)\s?s/it"), 1.0),
@@ -197,11 +197,11 @@ def _seconds_of(text: str) -> float | None:
 _LIFE: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("checkpoint_begun", re.compile(
         r"^[Ss]aving (?:model |a |the )?checkpoint|^\[Rank \d+\] Saving model checkpoint"
-        r"|^Saving (?:model|state) (?:checkpoint )?to|\[(?:Torch|Checkpoint)\] Saving .*\.pt\.\.\."
+        r"|^Saving (?:model|state) (?:checkpoint )?to|^(?:\[Torch\] )?Saving \S+\.(?:pt|bin|safetensors)\b"
     )),
     ("checkpoint_done", re.compile(
         r"^successfully saved checkpoint|^[Cc]heckpoint saved|^Saved (?:model |state )?checkpoint"
-        r"|\[Torch\] Saved .*\.pt\.?|^Finished saving (?:the )?checkpoint|^Model weights saved in"
+        r"|^(?:\[Torch\] )?Saved \S+\.(?:pt|bin|safetensors)\b|^Finished saving (?:the )?checkpoint|^Model weights saved in"
     )),
     ("checkpoint_loaded", re.compile(
         r"^successfully loaded checkpoint"

@@ -1,21 +1,20 @@
-"""Properties of detection: arrival order and redelivery change nothing; a gate never hides a line its rule matches."""
+"""Properties of detection: arrival order and redelivery change nothing, and no line breaks the rules."""
 
 from __future__ import annotations
 
 import random
-import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detectors.config import DetectorConfig
-from detectors.ensemble.ensemble import EnsembleConfig
+from detectors.ensemble.config import EnsembleConfig
 from detectors.job_detector import JobDetector
 from detectors.log_rules import RuleBook, strip_prefixes
 from detectors.merge import Merge
 from tests.synthetic_job import SyntheticJob, with_places
 
-PLAIN = DetectorConfig(ensemble=EnsembleConfig(model=""))
+PLAIN = DetectorConfig(ensemble=EnsembleConfig(on=False))
 RULES = RuleBook.shipped()
 KILLED = with_places(SyntheticJob(seed=3).start().train(40).kill(2).ordered())
 
@@ -71,14 +70,6 @@ def test_arrival_within_the_watermark_does_not_matter_when_verdicts_are_drawn_on
         verdicts += detector.advance(merge.watermark)
     assert verdicts == VERDICTS[: len(verdicts)]
     assert verdicts
-
-
-@settings(max_examples=400, deadline=None)
-@given(data=st.data(), index=st.integers(0, len(RULES.rules) - 1))
-def test_a_gate_lets_every_line_through_that_its_pattern_matches(data, index: int) -> None:
-    rule = RULES.rules[index]
-    line = data.draw(st.from_regex(re.compile(rule.pattern, re.ASCII), fullmatch=True))
-    assert any(piece in line.lower() for piece in rule.gate), (rule.id, line)
 
 
 @given(st.text(max_size=300))

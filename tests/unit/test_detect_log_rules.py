@@ -13,8 +13,11 @@ from detectors.log_book import LogBook
 from detectors.log_rules import RuleBook, RuleError, strip_prefixes
 from detectors.roster import Roster
 from ingest.events import LogLine, Logs
+from tests.log_lines import BENIGN as CORPUS
+from tests.log_lines import REAL as FURTHER
 
 RULES = RuleBook.shipped()
+NOISE = ("noise", "advice")
 
 
 @pytest.mark.parametrize("rule", RULES.rules, ids=lambda rule: rule.id)
@@ -142,6 +145,56 @@ def test_a_progress_line_tells_of_nan_by_its_numbers_only(line: str) -> None:
     hit = RULES.match_line(line)
     assert hit is not None
     assert hit.rule.id == "nan"
+
+
+def test_of_hundreds_of_harmless_lines_none_fires_anything() -> None:
+    hits = [(line, RULES.match_line(line)) for line in CORPUS]
+    assert [(line, hit.rule.id) for line, hit in hits if hit is not None and hit.rule.role not in NOISE] == []
+
+
+def test_lines_of_other_reports_go_to_their_rule() -> None:
+    hits = [(line, rule, RULES.match_line(line)) for line, rule in FURTHER]
+    assert [(line, rule, hit) for line, rule, hit in hits if hit is None or hit.rule.id != rule] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: Connection reset by peer",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "OSError: [Errno 5] Input/output error",
+    ],
+)
+def test_who_goes_on_is_not_believed_to_have_failed_and_who_gives_up_is(line: str) -> None:
+    assert RULES.match_line(line) is not None
+    for going_on in ("retrying in 5 s", "will retry", "attempt 2/5", "skipping this batch", "falling back to the CPU"):
+        assert RULES.match_line(f"{line}, {going_on}") is None
+    for given_up in ("retrying is of no use, giving up", "retries exhausted after attempt 5/5"):
+        assert RULES.match_line(f"{line}, {given_up}") is not None
+
+
+def test_a_kernels_word_counts_whatever_it_says_of_trying_again() -> None:
+    assert RULES.match_line("nfs: server 10.0.0.16 not responding, retrying") is not None
+
+
+def test_what_a_logger_calls_information_is_no_failure_but_a_loss_is_told_as_it_comes() -> None:
+    assert RULES.match_line("INFO - OSError: [Errno 5] Input/output error") is None
+    assert RULES.match_line("ERROR - OSError: [Errno 5] Input/output error") is not None
+    assert RULES.match_line("INFO - Loss is nan, stopping training") is not None
+
+
+def test_a_record_of_the_driver_names_its_gpu_in_the_first_line() -> None:
+    record = (
+        "NVRM: The NVIDIA GPU 0000:26:00.0\nNVRM: (PCI ID: 10de:2324) installed in this system has\n"
+        "NVRM: fallen off the bus and is not responding to commands."
+    )
+    assert [(hit.rule.id, hit.pci) for hit in RULES.match_record(record)] == [("xid_off_bus", "0000:26:00")]
+
+
+def test_a_line_names_the_peer_it_lost() -> None:
+    hit = RULES.match_line("node7 [5] NCCL WARN Call to send to 10.0.0.151<52905> failed : Connection reset by peer")
+    assert hit is not None
+    assert hit.peer == "10.0.0.151"
 
 
 XID = {  # NVIDIA's public catalogue in five words each
