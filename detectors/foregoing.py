@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from detectors.clues import Clue
+from detectors.clues import Clue, Condition
 from detectors.verdict import Advice, Culprit, Evidence, FaultClass, Verdict
 
 BEFORE_SECONDS = 60.0  # a condition that ended longer ago explains nothing
@@ -14,6 +14,8 @@ CAUSES: frozenset[FaultClass] = frozenset(
     ("memory_growth", "throttled", "link_degraded", "data_stall", "gpu_ecc", "checkpoint_failed")
 )
 SUSPECTED = 0.7
+SLOWED: frozenset[FaultClass] = frozenset(("straggler", "data_stall"))
+SLOWS: frozenset[FaultClass] = frozenset(("throttled", "link_degraded", "memory_growth"))
 
 
 class Foregoing(NamedTuple):
@@ -50,12 +52,27 @@ def explain(
     return Foregoing(None, None, culprits, f"Before it: {cause.summary}", evidence)
 
 
+def slowed_by(condition: Condition, before: Sequence[Verdict]) -> Verdict | None:
+    """The open condition that makes this one's rank slow: a straggler that is throttled is no riddle."""
+    if condition.fault_class not in SLOWED:
+        return None
+    found = [
+        verdict
+        for verdict in before
+        if verdict.status == "open" and verdict.fault_class in SLOWS and _shares(verdict.culprits, condition.culprits)
+    ]
+    return min(found, key=lambda verdict: (verdict.onset_at, verdict.verdict_id)) if found else None
+
+
 def _concerns(verdict: Verdict, lead: Clue, culprits: tuple[Culprit, ...]) -> bool:
     """It began before, and is about a rank or a node that is blamed now."""
-    if verdict.onset_at > lead.at:
-        return False
-    for mine in verdict.culprits:
-        for theirs in culprits:
+    return verdict.onset_at <= lead.at and _shares(verdict.culprits, culprits)
+
+
+def _shares(first: tuple[Culprit, ...], second: tuple[Culprit, ...]) -> bool:
+    """A rank, or a node where one of them means all of it, is in both."""
+    for mine in first:
+        for theirs in second:
             if mine.rank is not None and mine.rank == theirs.rank:
                 return True
             if mine.node == theirs.node and (mine.rank is None or theirs.rank is None):

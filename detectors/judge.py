@@ -9,7 +9,7 @@ import msgspec
 
 from detectors.blame import CLASS_TABLE, LINES, POINTING, Blame, choose
 from detectors.clues import Clue, Condition
-from detectors.foregoing import BEFORE_SECONDS
+from detectors.foregoing import BEFORE_SECONDS, slowed_by
 from detectors.roster import Roster
 from detectors.verdict import Verdict
 
@@ -138,6 +138,12 @@ class Judge:
         if condition.key in state.conditions:
             return []
         severity, advice = CLASS_TABLE[condition.fault_class]
+        cause = slowed_by(condition, list(state.conditions.values()))
+        if cause is not None:
+            condition = msgspec.structs.replace(
+                condition, summary=f"{condition.summary} The cause may be: {cause.summary}",
+                evidence=(*condition.evidence[: EVIDENCE_MAX - 1], *cause.evidence[:1]),
+            )  # fmt: skip
         before = state.closed.pop(condition.key, None)
         if before is not None and now - before.at <= self.config.reopen_seconds:
             came_back = state.reopened.get(condition.key, [])

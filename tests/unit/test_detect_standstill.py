@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from detectors.config import DetectorConfig
-from detectors.ensemble.ensemble import EnsembleConfig
 from detectors.hang import look_for_hang
+from detectors.job_detector import JobDetector
 from detectors.liveness import LivenessConfig
 from detectors.roster import RankState, Roster
 from detectors.verdict import Verdict
-from ingest.events import DeviceMetrics, Metrics, RankStacks, RankStalled
+from ingest.events import CheckpointEvent, DeviceMetrics, Message, Metrics, RankStacks, RankStalled
 from tests.synthetic_job import SyntheticJob, detect
 from tests.unit.test_stack_groups import LINE, LOADS, WAITS, WORK
 
 CEILING_SECONDS = 12.0  # of this file's jobs, so that they need few messages
-PLAIN = DetectorConfig(
-    ensemble=EnsembleConfig(model=""), liveness=LivenessConfig(ceiling_seconds=CEILING_SECONDS, ceiling_steps=1.0)
-)
+PLAIN = DetectorConfig(liveness=LivenessConfig(ceiling_seconds=CEILING_SECONDS, ceiling_steps=1.0))
 
 
 def trained(seed: int = 1, steps: int = 40, world: int = 4) -> SyntheticJob:
@@ -224,3 +224,35 @@ def test_a_phase_whose_beginning_nobody_saw_has_no_length() -> None:
     rank = roster.ranks[0] = RankState(rank=0, node="n", phase="checkpoint")
     roster.enter_phase(rank, "train", 900.0)
     assert roster.phase_p99("checkpoint") == 0.0
+
+
+def said_of(messages: list[Message], *, restart_every: int | None) -> list[Verdict]:
+    """What a detector says of messages in their order, saved and loaded after every so many."""
+    detector, said = JobDetector("job", PLAIN), []
+    for index, message in enumerate(messages):
+        detector.observe(message)
+        said += detector.advance(message.at - 0.01)
+        if restart_every is not None and index % restart_every == 0:
+            state, arrays = detector.to_state()
+            detector = JobDetector.from_state(
+                "job", PLAIN, None, json.loads(json.dumps(state, allow_nan=False)), arrays
+            )
+    return said + detector.advance(messages[-1].at + 5.0)
+
+
+def test_a_detector_that_is_restarted_while_it_gathers_evidence_says_the_same() -> None:
+    job = SyntheticJob(seed=3, own_seconds=0.3).start()
+    begin = job.at
+    job.train(30)
+    gpu(job, job.at - begin, dict.fromkeys(range(4), (0.97, 640.0)), begin)
+    tell = {"size_bytes": 1, "step": 20, "tier": "disk"}
+    job.say(CheckpointEvent(**job.stamp(1, "checkpoints", job.at), state="failed", reason="[Errno 28] full", **tell))
+    job.train(3)
+    job.say(CheckpointEvent(**job.stamp(1, "checkpoints", job.at), state="durable", **tell))
+    job.idle(4.0, "collective", 33)
+    for rank in range(4):
+        stacks(job, rank, LOADS if rank == 2 else WAITS, enqueued=9 if rank == 2 else 12)
+    messages = job.idle(10.0, "collective", 33).ordered()
+    said = said_of(messages, restart_every=None)
+    assert {verdict.fault_class for verdict in said} == {"checkpoint_failed", "hang"}
+    assert said_of(messages, restart_every=7) == said

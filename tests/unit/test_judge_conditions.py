@@ -132,6 +132,16 @@ def test_other_conditions_of_the_culprit_are_named_beside_the_cause() -> None:
     assert verdict.summary.endswith("Before it: GPU 2 is throttled.")
 
 
+def test_a_straggler_whose_gpu_is_throttled_says_why_it_may_be_slow() -> None:
+    judge = Judge("job", 1)
+    judge.begin(T0, condition("throttled", 2, T0, summary="GPU 2 is throttled."))
+    (slow,) = judge.begin(T0 + 5, condition("straggler", 2, T0 + 5, sequence=3))
+    assert slow.summary.endswith("The cause may be: GPU 2 is throttled.")
+    assert len(slow.evidence) == 2
+    (other,) = judge.begin(T0 + 5, condition("straggler", 3, T0 + 5, sequence=4))
+    assert "throttled" not in other.summary
+
+
 def clocks(**delays: float) -> Clocks:
     known = Clocks()
     for node, delay in delays.items():
