@@ -13,10 +13,17 @@ from pipelines.cli.options import JsonFile
 
 
 def evaluate(
-    target: Annotated[str, typer.Argument(help="What to measure: logs, or the path of a dataset or of recorded runs.")],
+    target: Annotated[
+        str, typer.Argument(help="What to measure: faults, logs, sim, or the path of a dataset or of recorded runs.")
+    ],
     path: Annotated[Path | None, typer.Argument(help="The target's input, where it is not Transom's own.")] = None,
     feedback: Annotated[
         Path | None, typer.Option("--feedback", help="People's words on verdicts, as JSON lines.", dir_okay=False)
+    ] = None,
+    ranks: Annotated[str, typer.Option(help="sim: world sizes, comma separated (default: 64,512,4096).")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="sim: a small part of the suite, 64 ranks.")] = False,
+    interval_seconds: Annotated[
+        float | None, typer.Option(min=0.001, help="Series: seconds between two rows (asd, omi 300; smd, machine 60).")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -26,7 +33,13 @@ def evaluate(
     from pipelines.figures import write_figures
 
     console = Console(highlight=False)
-    options = EvaluateOptions(console=Console(stderr=True, highlight=False), feedback=feedback)
+    options = EvaluateOptions(
+        console=Console(stderr=True, highlight=False),
+        feedback=feedback,
+        ranks=_sizes(ranks),
+        quick=quick,
+        interval_seconds=interval_seconds,
+    )
     evaluation = evaluate_target(target, path, options)
     for part in evaluation.shown:
         console.print(part)
@@ -36,3 +49,11 @@ def evaluate(
     console.print(table)
     if json_file is not None:
         write_figures(json_file, evaluation.figures, **evaluation.details)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = [part for part in parts if not part.isdecimal() or int(part) < 1]
+    if wrong:
+        raise typer.BadParameter(f"{wrong[0]!r} is no world size; give whole numbers such as 64,512")
+    return tuple(int(part) for part in parts)

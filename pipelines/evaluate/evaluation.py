@@ -18,10 +18,17 @@ class CannotEvaluate(StatedError):
 
 @dataclass(frozen=True, slots=True)
 class EvaluateOptions:
-    """What all evaluators share. `feedback`: a file of people's verdicts on verdicts. `console`: for progress only."""
+    """What all evaluators share. `feedback`: a file of people's verdicts on verdicts. `console`: for progress only.
+
+    `ranks`, `quick`: of the simulation, its world sizes (none: all) and a small part of it. `interval_seconds`: between
+    two rows of a series, where its name does not tell.
+    """
 
     console: Console
     feedback: Path | None = None
+    ranks: tuple[int, ...] = ()
+    quick: bool = False
+    interval_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

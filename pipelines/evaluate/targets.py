@@ -23,8 +23,24 @@ def _faults(path: Path | None, options: EvaluateOptions) -> Evaluation:
     return evaluate(path, options)
 
 
-TARGETS: dict[str, Evaluator] = {"faults": _faults, "logs": _logs}
-DATASET: Evaluator | None = None  # for TARGET = a path: evaluate(path, options)
+def _sim(path: Path | None, options: EvaluateOptions) -> Evaluation:
+    from .sim import evaluate
+
+    return evaluate(path, options)
+
+
+def _path(path: Path | None, options: EvaluateOptions) -> Evaluation:
+    """A folder of labelled series, or of recorded runs."""
+    from .series import evaluate
+    from .series_files import entities
+
+    if path is not None and not entities(path) and path.is_dir():
+        return _faults(path, options)
+    return evaluate(path, options)
+
+
+TARGETS: dict[str, Evaluator] = {"faults": _faults, "sim": _sim, "logs": _logs}
+DATASET: Evaluator | None = _path  # for TARGET = a path: evaluate(path, options)
 
 
 def evaluate_target(target: str, path: Path | None, options: EvaluateOptions) -> Evaluation:
