@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import msgspec
@@ -33,8 +34,10 @@ class Series(msgspec.Struct):
         if len(self.at) > 1 and self.at[-1] - self.at[-2] < self.every_seconds:
             self.at[-1], self.values[-1] = at, value
             return
-        self.at = [*self.at[-(self.points_max - 1) :], at]
-        self.values = [*self.values[-(self.points_max - 1) :], value]
+        self.at.append(at)
+        self.values.append(value)
+        if len(self.at) > self.points_max:
+            del self.at[0], self.values[0]
 
     @property
     def newest(self) -> float | None:
@@ -42,8 +45,8 @@ class Series(msgspec.Struct):
 
     def rough(self, since: float = float("-inf")) -> tuple[float, float]:
         """(gain, gain per second) from the first point at or after `since` to the last: cheap, and easily fooled."""
-        first = next((index for index, at in enumerate(self.at) if at >= since), None)
-        if first is None or self.at[-1] <= self.at[first]:
+        first = bisect_left(self.at, since)
+        if first >= len(self.at) - 1:
             return 0.0, 0.0
         gain = self.values[-1] - self.values[first]
         return gain, gain / (self.at[-1] - self.at[first])

@@ -106,10 +106,12 @@ class MemoryGrowth:
         for window in config.windows_seconds:
             since = max(now - window, warm)
             rough = {key: whose.fast.rough(since) for key, whose in self._all.items()}
-            for key in sorted(key for key, whose in self._all.items() if not whose.open):
+            for key in sorted(key for key, whose in self._all.items() if not whose.open and rough[key][0] > 0.0):
                 told += self._fast(key, since, now, rough)
         for key in sorted(self._all):
-            told += self._slow_or_over(key, now, warm)
+            whose = self._all[key]
+            if whose.open or len(whose.slow.at) >= config.slow_points_min:
+                told += self._slow_or_over(key, now, warm)
         return told
 
     def _fast(self, key: str, since: float, now: float, rough: dict[str, tuple[float, float]]) -> list[Told]:
