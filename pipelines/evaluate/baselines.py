@@ -11,10 +11,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from detectors.ensemble.models import Model
 from detectors.steps import TIMINGS
 from detectors.verdict import Culprit
 from pipelines.evaluate.matching import Label, Matched, Story, Tally, match, tally
@@ -28,13 +29,6 @@ THRESHOLDS_MAX = 400
 OWN, WALL = "train.compute.own", "train.compute.duration"
 
 Scorer = Callable[[StepArrays], Floats]
-
-
-class Model(Protocol):
-    """A PyOD detector."""
-
-    def fit(self, rows: Floats) -> Any: ...
-    def decision_function(self, rows: Floats) -> Floats: ...
 
 
 @dataclass(frozen=True, slots=True)

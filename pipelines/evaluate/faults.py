@@ -9,9 +9,8 @@ from pathlib import Path
 from rich.progress import Progress
 from rich.table import Table
 
-from detectors.ensemble.models import EnsembleUnavailable, load_model
+from detectors.ensemble.models import EnsembleUnavailable, Model, load_model
 from pipelines.evaluate.baselines import (
-    Model,
     ScoredRun,
     Scorer,
     matched,
