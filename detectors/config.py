@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from detectors.devices import DevicesConfig
-from detectors.ensemble import EnsembleConfig
+from detectors.ensemble.config import EnsembleConfig
 from detectors.job_channel import JobChannelConfig
 from detectors.judge import JudgeConfig
 from detectors.liveness import LivenessConfig

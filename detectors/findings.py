@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from detectors.clues import Condition, Source, six_digits
 from detectors.finding import Finding, Kind
 from detectors.roster import Roster
@@ -15,8 +17,15 @@ NAMES: dict[Kind, str] = {
 OPTIMIZER = "train.optimizer.duration"
 
 
-def condition_of(finding: Finding, matrix: StepMatrix, roster: Roster, decades: int | None) -> Condition:
-    """The condition for an opened finding. `decades`: the ensemble holds it for a matter of 10^-decades."""
+class Support(NamedTuple):
+    """What the ensemble says of a finding: clean steps so odd are one in 10^decades; and its evidence."""
+
+    decades: float
+    evidence: tuple[Evidence, ...]
+
+
+def condition_of(finding: Finding, matrix: StepMatrix, roster: Roster, support: Support | None) -> Condition:
+    """The condition for an opened finding, with the ensemble's opinion where it has one."""
     whole_node = finding.rank is None
     onset = finding.steps[0]
     rank = _speaker(finding, matrix, roster, onset)
@@ -33,20 +42,14 @@ def condition_of(finding: Finding, matrix: StepMatrix, roster: Roster, decades: 
     ]  # fmt: skip
     if finding.wait is not None and finding.wait_peers is not None:
         evidence.append(_wait_evidence(finding, told_by, node, seen_at, onset))
-    if decades is not None:
-        evidence.append(
-            Evidence(
-                kind="metric", at=seen_at, rank=rank, node=node, metric="detect.ensemble.pca", step=onset,
-                value=10.0**-decades, unit="probability",
-                text=f"PCA over the rank's timings: in clean steps such rows have a probability of about 1e-{decades}",
-            )
-        )  # fmt: skip
+    evidence += support.evidence if support is not None else ()
+    sure = _confidence(finding, None if support is None else support.decades)
     members = roster.ranks_of(finding.node) if whole_node else []
     suffering = len(members) if finding.kind == "contended_node" else roster.size - max(1, len(members))
     return Condition(
         key=f"{finding.kind}/{finding.subject}",
         fault_class=finding.kind,
-        culprits=(Culprit(rank=None if whole_node else rank, node=node, confidence=_confidence(finding, decades)),),
+        culprits=(Culprit(rank=None if whole_node else rank, node=node, confidence=sure),),
         victims=max(0, suffering),
         onset_at=seen_at,
         onset_step=onset,
@@ -91,7 +94,7 @@ def _awaited(finding: Finding) -> bool:
     return finding.wait_peers - finding.wait >= 0.3 * (finding.value - finding.peers_median)
 
 
-def _confidence(finding: Finding, decades: int | None) -> float:
+def _confidence(finding: Finding, decades: float | None) -> float:
     """Who computes long while the others wait is sure; the ensemble's support adds a little."""
     if finding.kind == "contended_node":
         return 0.6

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 
 from detectors.channel import Ended
 from detectors.channels import make_channels
 from detectors.clues import Clue, Condition, Place
 from detectors.config import DetectorConfig
-from detectors.ensemble import Ensemble, EnsembleRefused
+from detectors.ensemble.ensemble import Ensemble, EnsembleRefused
+from detectors.ensemble.watch import Seen, Watch
 from detectors.finding import Finding
 from detectors.findings import condition_of
 from detectors.hang import any_stopped, look_for_hang, look_for_stopped
@@ -31,7 +31,8 @@ from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics,
 
 TICK_SECONDS = 0.25
 GAP_TICKS_MAX = 2400  # of a longer silence only the end is looked at
-STATE_VERSION = 2
+BESIDE = ("warning/", "storm/")  # conditions that say nothing about timings
+STATE_VERSION = 3
 
 
 class Counts(msgspec.Struct):
@@ -54,6 +55,7 @@ class _Attempt:
         self.book = book
         self.matrix: StepMatrix | None = None
         self.channel: RankChannel | None = None
+        self.watch: Watch | None = None
         self.channels = make_channels(config)
         self.listening = {
             kind: [channel for channel in self.channels.values() if kind in channel.wants]
@@ -180,6 +182,9 @@ class JobDetector:
             held["channel"], parts = attempt.channel.to_state()
             held["nodes"] = attempt.channel.nodes
             arrays |= {f"channel.{name}": array for name, array in parts.items()}
+        if attempt.watch is not None:
+            held["watch"], parts = attempt.watch.to_state()
+            arrays |= {f"watch.{name}": array for name, array in parts.items()}
         state["attempt"] = held
         return state, arrays
 
@@ -206,7 +211,7 @@ class JobDetector:
                 state["ensemble"], _part(arrays, "ensemble."), detector.config.ensemble
             )
         except EnsembleRefused:
-            detector.ensemble = Ensemble(detector.config.ensemble)  # it supports, it does not decide: learn it anew
+            detector.ensemble = Ensemble(detector.config.ensemble)  # the rules go on; it is learned anew
         held = state["attempt"]
         if held is not None:
             detector._attempt = detector._restore(held, arrays)
@@ -228,6 +233,9 @@ class JobDetector:
             attempt.channel = RankChannel.from_state(
                 attempt.matrix.ranks, held["nodes"], held["channel"], _part(arrays, "channel."), config.rank
             )
+            attempt.watch = Watch(self.ensemble, attempt.matrix.ranks, held["nodes"])
+            if "watch" in held:
+                attempt.watch.load_state(held["watch"], _part(arrays, "watch."))
         return attempt
 
     def _begin_attempt(self, message: Message) -> None:
@@ -239,7 +247,6 @@ class JobDetector:
             roster.clocks = self._attempt.roster.clocks  # of the nodes, which outlive attempts
         book = self._attempt.book.successor() if self._attempt is not None else LogBook(self.rules)
         self._attempt = _Attempt(self.job, roster, self.config, book)
-        self.ensemble.reset_ranks()
         if self._tick is None or isinstance(message, AttemptStarted):
             self._tick = max(self._tick or 0, math.floor(started / TICK_SECONDS))
 
@@ -250,7 +257,7 @@ class JobDetector:
             nodes = [attempt.roster.ranks[rank].node for rank in ranks]
             attempt.matrix = StepMatrix(ranks, self.config.steps)
             attempt.channel = RankChannel(ranks, nodes, self.config.rank)
-            self.ensemble.reset_ranks()
+            attempt.watch = Watch(self.ensemble, ranks, nodes)
         return attempt.matrix
 
     def _run_ticks(self, until: float, *, before: bool) -> None:
@@ -294,6 +301,7 @@ class JobDetector:
             self._out += judge.hear(now, clues, roster, node_suspected=node_suspect(now, roster, config))
         for finding in findings:
             self._out += self._say(attempt, finding, now)
+        told += attempt.watch.take() if attempt.watch is not None else []
         for warning in warnings:
             self._out += judge.begin(now, warning)
         for thing in told:
@@ -315,44 +323,40 @@ class JobDetector:
 
     def _score(self, attempt: _Attempt, now: float) -> list[Finding]:
         """Close what can be closed, score it, and let the models learn from what is clean."""
-        matrix, channel = attempt.matrix, attempt.channel
-        if matrix is None or channel is None:
+        matrix, channel, watch = attempt.matrix, attempt.channel, attempt.watch
+        if matrix is None or channel is None or watch is None:
             return []
         found: list[Finding] = []
+        judge = attempt.judge
         for step in matrix.close(now, {rank.rank for rank in attempt.roster.live()}):
             self.counts.steps += 1
             for watching in attempt.channels.values():
                 watching.closed(step, matrix, attempt.roster)
-            learned = channel.learned
             found += channel.score(matrix, step)
-            rows = matrix.rows(step)
-            if rows is not None and not channel.anomalous and (channel.learned > learned or channel.warm(step)):
-                self.ensemble.learn(rows)
+            busy = [key for key in judge.open_conditions() if not key.startswith(BESIDE)]
+            broken = judge.fatal_open or judge.waiting or judge.over
+            quiet = not (busy or broken or found or channel.anomalous or matrix.is_apart(step))
+            if not broken:
+                watch.closed(Seen(step, matrix, channel, attempt.roster, busy, quiet))
         for step in matrix.take_revised():
             found += channel.rescore(matrix, step)
+            watch.revised(step, channel)
         return found
 
     def _say(self, attempt: _Attempt, finding: Finding, now: float) -> list[Verdict]:
+        matrix, channel, watch = attempt.matrix, attempt.channel, attempt.watch
+        assert matrix is not None
+        assert channel is not None
+        assert watch is not None
         if not finding.open:
+            watch.ends(finding)
             return attempt.judge.end(now, f"{finding.kind}/{finding.subject}")
-        assert attempt.matrix is not None
         if attempt.judge.over:
             return []
-        support = None
-        if finding.kind == "straggler" and finding.rank is not None and self.ensemble.fitted:
-            support = self._support(attempt.matrix, finding)
-        return attempt.judge.begin(now, condition_of(finding, attempt.matrix, attempt.roster, support))
-
-    def _support(self, matrix: StepMatrix, finding: Finding) -> int | None:
-        """The ensemble's opinion of the finding's steps: the median of their decades."""
-        assert finding.rank is not None
-        column = matrix.ranks.index(finding.rank)
-        decades = []
-        for step in finding.steps:
-            rows = matrix.rows(step)
-            value = self.ensemble.decades(rows, column) if rows is not None else None
-            decades += [value] if value is not None else []
-        return int(np.median(decades)) if decades else None
+        support = watch.support(finding, matrix, channel)
+        if not watch.begins(finding, support):
+            return []
+        return attempt.judge.begin(now, condition_of(finding, matrix, attempt.roster, support))
 
 
 def _part(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pipelines.errors import StatedError
@@ -46,6 +46,25 @@ class BusSettings(_Section):
     sasl_password_file: str | None = Field(None, description="file that holds the password; never the password itself")
 
 
+class EnsembleSettings(_Section):
+    enabled: bool = Field(
+        True, description="PyOD beside the rules (needs transom[detect]); `ensemble = false` is short for it"
+    )
+    members: tuple[str, ...] = Field(
+        ("top1", "top2", "top3", "PCA", "KNN"),
+        min_length=1,
+        description="who decides: topK (mean of the K largest z), classes of PyOD",
+    )
+    votes: tuple[str, ...] = Field(("HBOS", "IForest"), description="who only adds to what was decided")
+    weights: dict[str, float] = Field(
+        default_factory=dict, description="of a member's or a vote's decades; 1 where none is given"
+    )
+    vote_weight: float = Field(0.25, ge=0.0, le=1.0, description="of all votes together")
+    features: tuple[str, ...] = Field((), description="timings that are looked at, at least two; empty: all of them")
+    budget_per_day: float = Field(0.5, gt=0.0, description="alarms a day of the ensemble alone on a clean job")
+    persistence: tuple[int, int] = Field((6, 8), description="so many odd steps of the last so many, at most 16")
+
+
 class DetectSettings(_Section):
     straggler_ratio: float = Field(0.10, gt=0.0, description="excess of own compute over the slowest peer")
     hang_without_stop_seconds: float = Field(
@@ -54,11 +73,19 @@ class DetectSettings(_Section):
     hang_ceiling_seconds: float = Field(60.0, ge=10.0, description="no progress of any rank, nobody to blame")
     node_silent_seconds: float = Field(5.0, gt=0.0, description="a node silent for longer is lost")
     coalesce_seconds: float = Field(3.0, ge=0.0, description="wait for the root of a cascade")
-    ensemble: bool = Field(True, description="PyOD evidence beside the rules (needs transom[detect])")
+    model: Path | None = Field(
+        None, description="file of `transom fit`: the ensemble knows from the first step what is normal"
+    )
     state_seconds: float = Field(5.0, gt=0.0, description="how often detection state is saved with its offsets")
     rules_dir: Path | None = Field(
         None, description="folder of *.toml with log rules of your own, read after ours and again when it changes"
     )
+    ensemble: EnsembleSettings = EnsembleSettings()
+
+    @field_validator("ensemble", mode="before")
+    @classmethod
+    def _switch(cls, given: object) -> object:
+        return {"enabled": given} if isinstance(given, bool) else given
 
 
 class RecoverSettings(_Section):

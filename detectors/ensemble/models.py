@@ -13,15 +13,14 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 SEED = 0
 
-# The members that Transom ships. HBOS and IForest saturate far out, so they vote and do not decide; ECOD and COPOD score
-# a row by the batch it comes in, so they are baselines only. What is not listed takes PyOD's own parameters.
+# HBOS and IForest saturate far out, so they vote and do not decide; ECOD and COPOD score a row by the batch it comes
+# in, so they are baselines only. What is not listed takes PyOD's own parameters.
 PARAMETERS: dict[str, dict[str, Any]] = {
     "PCA": {"n_components": 0.95, "svd_solver": "full", "standardization": True},
     "KNN": {"n_neighbors": 5, "method": "mean"},
     "HBOS": {"n_bins": 20},
     "IForest": {"n_estimators": 50, "max_samples": 256},
 }
-SHIPPED = frozenset((*PARAMETERS, "ECOD", "COPOD"))
 
 
 class EnsembleUnavailable(RuntimeError):
@@ -53,7 +52,7 @@ def load_model(name: str) -> Model:
     try:
         kind = getattr(importlib.import_module(f"pyod.models.{name.lower()}"), name)
     except (ImportError, AttributeError) as error:
-        raise UnknownModel(f"PyOD has no detector {name!r} here ({error}); give a class such as KNN, PCA, MCD") from error
+        raise UnknownModel(f"PyOD has no detector {name!r} here ({error}); name a class such as KNN") from error
     taken = inspect.signature(kind).parameters
     fixed = {"random_state": SEED, "n_jobs": 1}
     chosen = {key: value for key, value in fixed.items() if key in taken} | PARAMETERS.get(name, {})

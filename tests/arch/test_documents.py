@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import typer
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from detectors.verdict import FaultClass
@@ -45,17 +47,27 @@ def test_every_topic_is_documented(name: str) -> None:
 
 def setting_rows() -> list[str]:
     """The lines of the table of settings, as the code has them."""
-    fields = []
-    for section, field in Settings.model_fields.items():
-        inner = getattr(field.annotation, "model_fields", None)
-        fields += [(section, field)] if inner is None else [(f"{section}.{key}", below) for key, below in inner.items()]
-    return [f"| `{name}` | {_default(field)} | {field.description} |" for name, field in fields]
+    return [f"| `{name}` | {_default(field)} | {field.description} |" for name, field in fields_of(Settings)]
+
+
+def fields_of(model: type[BaseModel], prefix: str = "") -> list[tuple[str, FieldInfo]]:
+    """Every setting with its dotted name; a section is not one."""
+    found = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation if isinstance(field.annotation, type) else None
+        if inner is not None and issubclass(inner, BaseModel):
+            found += fields_of(inner, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", field))
+    return found
 
 
 def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
-    if value is None or value == {}:
+    if value is None or value in ({}, ()):
         return "–" if value is None else "none"
+    if isinstance(value, tuple):
+        return f"`{json.dumps(value)}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from detectors.config import DetectorConfig
-from detectors.ensemble.ensemble import EnsembleConfig
+from detectors.ensemble.config import EnsembleConfig
 from detectors.log_rules import RuleBook
 from detectors.verdict import VERDICT_TYPES, Verdict
 from ingest.bus import BusUnavailable, Record
@@ -56,7 +56,7 @@ def job_through_an_outage() -> tuple[list[Record], float]:
 
 
 def test_an_outage_of_the_bus_blames_no_node_and_hides_no_death() -> None:
-    detection = Detection(DetectorConfig(ensemble=EnsembleConfig(model="")), RuleBook.shipped())
+    detection = Detection(DetectorConfig(ensemble=EnsembleConfig(on=False)), RuleBook.shipped())
     records, _ = job_through_an_outage()
     said: list[Verdict] = []
     now = 0.0
@@ -231,7 +231,7 @@ def test_who_takes_a_partition_over_reads_what_was_missed_before_time_passes(pla
 
 def test_two_detectors_that_write_the_state_of_one_partition_leave_one_whole_state(places: Places) -> None:
     places.detection.mkdir(parents=True)
-    detection = Detection(DetectorConfig(ensemble=EnsembleConfig(model="")), RuleBook.shipped())
+    detection = Detection(DetectorConfig(ensemble=EnsembleConfig(on=False)), RuleBook.shipped())
     records, _ = job_through_an_outage()
     for record in records[:50]:
         detection.feed(record)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from detectors.config import DetectorConfig
-from detectors.ensemble.ensemble import EnsembleConfig
+from detectors.ensemble.config import EnsembleConfig
 from detectors.job_detector import JobDetector
 from detectors.merge import Merge
 from tests.synthetic_job import SyntheticJob, drain, with_places
 
-PLAIN = DetectorConfig(ensemble=EnsembleConfig(model=""))
+PLAIN = DetectorConfig(ensemble=EnsembleConfig(on=False))
 
 
 def eventful() -> SyntheticJob:
