@@ -60,14 +60,17 @@ class _State(msgspec.Struct):
 class BudgetGate:
     """Starts from the scores of a quiet time; then observes blocks in order, of any length, to the same end."""
 
-    def __init__(self, config: BudgetConfig, history: npt.ArrayLike) -> None:
-        """`history`: scores in time order. Raises CalibrationError where none is finite."""
+    def __init__(self, config: BudgetConfig, history: npt.ArrayLike, threshold: float | None = None) -> None:
+        """`history`: scores in time order, from which the threshold comes where it is not given.
+
+        Raises CalibrationError where no score is finite.
+        """
         self.config = config
         self._history = np.asarray(history, dtype=np.float64)[-config.history_rows :]
         self._flags: Bools = np.zeros(0, dtype=np.bool_)  # the last exceedances, for persistence
         self._gate = Gate()
         self._since = 0  # rows since the threshold was set
-        self.threshold = alarm_threshold(self._history, config)
+        self.threshold = alarm_threshold(self._history, config) if threshold is None else threshold
 
     def observe(self, scores: Floats) -> Bools:
         """Where an alarm is open, a flag for each row."""
@@ -101,11 +104,11 @@ class BudgetGate:
         """Go on where `to_state` stopped. Raises CalibrationError where the state is not one."""
         try:
             fields = msgspec.convert(state, _State)
-            gate = cls(config, arrays["history"])
+            gate = cls(config, arrays["history"], fields.threshold)
             gate._flags = np.asarray(arrays["flags"], dtype=np.bool_)
         except (KeyError, msgspec.ValidationError) as error:
             raise CalibrationError(f"the stored gate is not one ({error}); fit it anew") from error
-        gate.threshold, gate._since, gate._gate = fields.threshold, fields.since, Gate(fields.open, fields.quiet)
+        gate._since, gate._gate = fields.since, Gate(fields.open, fields.quiet)
         return gate
 
 

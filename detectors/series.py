@@ -85,12 +85,13 @@ class _Members:
     def raw(self, rows: Floats, config: SeriesConfig) -> tuple[Floats, Floats]:
         """Members × rows (higher = odder), and the blame of each metric, rows × metrics."""
         scaled = self.units(rows)
-        residuals = np.zeros_like(scaled)
-        residuals[:, self.residual_units.kept] = np.abs(self.residual_units(self.forecast.residuals(scaled)))
-        shape = self.shape_units(mean_and_change(scaled, config.window_rows))
-        raw = np.stack([residuals.mean(axis=1), np.asarray(self.model.decision_function(shape), dtype=np.float64)])
+        residuals = _spread(self.residual_units, self.forecast.residuals(scaled))
+        shape = mean_and_change(scaled, config.window_rows)
+        distances = self.model.decision_function(self.shape_units(shape))
+        raw = np.stack([residuals.mean(axis=1), np.asarray(distances, dtype=np.float64)])
+        change = _spread(self.shape_units, shape)[:, len(self.units.kept) :]
         blame = np.zeros(rows.shape)
-        blame[:, self.units.kept] = residuals
+        blame[:, self.units.kept] = residuals + np.abs(scaled) + change
         return rolling_mean(raw.T, config.smooth_rows).T, blame
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -190,8 +191,15 @@ class SeriesDetector:
 
 
 def ranked_metrics(blame: Floats) -> list[int]:
-    """Metrics by their part in an alarm: column numbers, the most to blame first; `blame` are the alarm's rows."""
-    return [int(column) for column in np.argsort(-blame.mean(axis=0), kind="stable")]
+    """Column numbers by their worst row, the most to blame first; `blame`: an alarm's rows, at least one."""
+    return [int(column) for column in np.argsort(-blame.max(axis=0), kind="stable")]
+
+
+def _spread(units: Units, rows: Floats) -> Floats:
+    """Distances from the centre in scales, rows × all columns; 0 for those that never varied."""
+    out = np.zeros_like(rows)
+    out[:, units.kept] = np.abs(units(rows))
+    return out
 
 
 def _neighbours(reference: Floats) -> Any:
