@@ -22,6 +22,7 @@ from detectors.xid import XID_FILE, XidTable, parse_xid, read_xids, shipped_xids
 __all__ = ["LINE_CHARACTERS_MAX", "Hit", "Rule", "RuleBook", "RuleError", "RuleRole", "strip_prefixes"]
 
 RECORD_LINES_MAX = 200
+LATELY_MAX = 256  # lines of at most 4,096 characters and what they hit
 TEARDOWN = "Exception ignored in"
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -75,6 +76,7 @@ class RuleBook:
         if len(self.by_id) != len(self.rules):
             raise RuleError("two log rules have the same id; give each an id of its own")
         self.gate = LineGate([rule.gate for rule in active])
+        self._lately: dict[str, Hit] = {}
         nan = self.by_id.get("nan")
         self._nan = nan if nan is not None and nan.enabled else None
 
@@ -135,8 +137,7 @@ class RuleBook:
         handled, and inside any other the lines of source code that it quotes.
         """
         if "\n" not in text:
-            hit = self.match_line(text)
-            return [hit] if hit is not None and hit.rule.role not in ("noise", "advice") else []
+            return self._match_single(text)
         if strip_prefixes(text).startswith(TEARDOWN):
             return []
         lines = text.split("\n")
@@ -151,6 +152,16 @@ class RuleBook:
             pci = _pci(text)  # the driver's three-line messages name the device in the first
             hits = [hit if hit.pci else Hit(hit.rule, hit.line, pci, hit.pid, hit.peer, hit.xid) for hit in hits]
         return hits
+
+    def _match_single(self, text: str) -> list[Hit]:
+        """The hit of a record of one line; what has hit lately is remembered, for storms say the same again."""
+        hit = self._lately.get(text) or self.match_line(text)
+        if hit is None:
+            return []
+        if len(self._lately) >= LATELY_MAX:
+            self._lately.clear()
+        self._lately[text] = hit
+        return [hit] if hit.rule.role not in ("noise", "advice") else []
 
     def begins_teardown(self, text: str) -> bool:
         """The next error line of this stream belongs to a teardown and ends nothing."""

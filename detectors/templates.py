@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 
 TEMPLATES_MAX = 2_000
 TEXT_CHARACTERS_MAX = 300
 
-# As Drain masks before it clusters: whatever differs from one occurrence to the next.
-_MASKED = re.compile(
-    r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|(?:/[\w.@+-]+){2,}/?|[+-]?\d[\d.,:]*(?:[eE][+-]?\d+)?|'[^']{0,80}'|\"[^\"]{0,80}\"",
-    re.ASCII,
-)
-_WHITE = re.compile(r"\s+")
+_PARTS_WORDS = str.maketrans(dict.fromkeys("_.,:;()[]{}'\"=|<>", " "))
 
 
 def template_of(text: str) -> str:
-    """The shape of a line: what stays when its numbers, hexadecimal words, paths and quoted names are taken out."""
-    return _WHITE.sub(" ", _MASKED.sub("#", text[:TEXT_CHARACTERS_MAX])).strip()
+    """The shape of a line, as Drain masks it before it clusters: its words, without what differs from one time to the
+    next. A token with a digit, a slash or a sign in it is such; that costs no regular expression."""
+    return " ".join([word for word in text[:TEXT_CHARACTERS_MAX].translate(_PARTS_WORDS).split() if word.isalpha()])
 
 
 class Templates:
