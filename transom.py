@@ -66,8 +66,11 @@ SCHEDULER_ID_CHARS_MAX = 256
 Batch = TypeVar("Batch")
 
 
-def init() -> Run:
+def init(role: str = "") -> Run:
     """Begin to report this training process, from its environment. Later calls return the same run.
+
+    `role` says what makes this rank's work unlike that of others, such as `f"stage{pipeline_rank}"`: detection
+    compares a rank with those of the same role. Without it, roles are learned from the ranks' times.
 
     Outside `transom run`, and in the children of a rank, the run takes all calls and does nothing.
     """
@@ -75,6 +78,8 @@ def init() -> Run:
     identity = None if started.is_started() else _identity()
     run: Run = started.start_run(identity, _in_rank("ingest", "clock").SystemClock())
     _register_pickling(type(run))
+    if role:
+        run.take_role(role)
     return run
 
 

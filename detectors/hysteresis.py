@@ -1,7 +1,7 @@
 """Evidence on several time scales: how many of the last n steps exceeded a threshold that clean windows calibrate.
 
 Counting steps above a line, not averaging them, is what tells a weak slowdown from bursts: a burst of fifteen steps
-moves a mean over sixty, but cannot fill three quarters of them. The k-th largest of n clean steps is collected over
+moves a mean over sixty, but cannot fill most of them. The k-th largest of n clean steps is collected over
 entities and time; its tail, a Weibull type through two quantiles that a few faulty entities do not move, is
 extrapolated to the budget of false alarms.
 """
@@ -25,8 +25,8 @@ Singles = npt.NDArray[np.float32]
 SAMPLED_MAX = 2048  # entities looked at in one calibration; which ones rotates
 POOL = 8192  # order statistics remembered of each scale
 POOL_MIN = 24  # fewer say nothing
-TAIL_MIN = 500  # fewer say nothing about a tail
-SHAPE_MIN, SHAPE_MAX = 0.65, 1.3  # of the tail: exp(-x^(1/shape)); 0.65 a normal distribution's, 1.1 an exponential's
+TAIL_MIN, TAIL_SAMPLES = 500, 20  # fewer say nothing about a tail; so many are taken to lie in it
+SHAPE_MIN, SHAPE_MAX = 0.65, 1.0  # of the tail: exp(-x^(1/shape)); 0.65 is a normal distribution's, 1 an exponential's
 BENT = 0.2  # so much flatter is the tail's far end than its shape between the two quantiles
 
 
@@ -37,7 +37,7 @@ class Scale(NamedTuple):
     of: int
 
 
-SCALES = (Scale(4, 5), Scale(12, 16), Scale(24, 32), Scale(44, 60))
+SCALES = (Scale(4, 5), Scale(11, 16), Scale(20, 32), Scale(36, 60))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EvidenceConfig:
 
     false_per_step: float = 1e-5  # of one kind of evidence, over all entities and scales
     calibrate_steps: int = 16
-    stretch: float = 1.1  # on the width of a normal distribution
+    stretch: float = 1.1  # on what the tail says
     cold: tuple[float, ...] = (0.40, 0.30, 0.20, 0.15)  # thresholds of each scale before it is calibrated
     unsure_factor: float = 1.25  # while a scale has seen few windows
     sure_windows: int = 8
@@ -205,12 +205,13 @@ class Evidence:
         chance = config.false_per_step * independent / (self.entities * len(SCALES))
         middle = float(np.median(samples))
         width = 1.4826 * float(np.median(np.abs(samples - middle)))
-        far = config.stretch * NormalDist().inv_cdf(1.0 - chance) * width
+        far = NormalDist().inv_cdf(1.0 - chance) * width
         if len(samples) >= TAIL_MIN:
-            inner, outer = (max(float(np.quantile(samples, one)) - middle, 1e-9) for one in (0.90, 0.98))
-            growth = math.log(outer / inner) / math.log(math.log(0.02) / math.log(0.10)) - BENT
+            rare = TAIL_SAMPLES / len(samples)
+            inner, outer = (max(float(np.quantile(samples, 1.0 - one)) - middle, 1e-9) for one in (0.05, rare))
+            growth = math.log(outer / inner) / math.log(math.log(rare) / math.log(0.05)) - BENT
             shape = min(max(growth, SHAPE_MIN), SHAPE_MAX)
-            far = max(far, outer * (math.log(chance) / math.log(0.02)) ** shape)
+            far = max(far, config.stretch * outer * (math.log(chance) / math.log(rare)) ** shape)
         if state.windows[index] < config.sure_windows:
             far *= config.unsure_factor
         return float(f"{max(floor, middle + far):.6g}")

@@ -110,6 +110,12 @@ class JobDetector:
         attempt = self._attempt
         if attempt is not None and attempt.roster.size == 1:
             notes.append("peer comparison is off: the job has one rank")
+        elif attempt is not None and attempt.channel is not None and attempt.channel.peerless:
+            alone = attempt.channel.peerless
+            notes.append(
+                f"peer comparison is off for {len(alone)} ranks that have a role of their own, rank {alone[0]} first;"
+                " give the ranks that do the same work the same role"
+            )
         if self.ensemble.reason:
             notes.append(self.ensemble.reason)
         return tuple(notes)
@@ -256,7 +262,8 @@ class JobDetector:
             ranks = sorted(attempt.roster.ranks)
             nodes = [attempt.roster.ranks[rank].node for rank in ranks]
             attempt.matrix = StepMatrix(ranks, self.config.steps)
-            attempt.channel = RankChannel(ranks, nodes, self.config.rank)
+            roles = [attempt.roster.ranks[rank].role for rank in ranks]
+            attempt.channel = RankChannel(ranks, nodes, self.config.rank, roles)
             attempt.watch = Watch(self.ensemble, ranks, nodes)
         return attempt.matrix
 
@@ -328,6 +335,9 @@ class JobDetector:
             return []
         found: list[Finding] = []
         judge = attempt.judge
+        if attempt.roster.roles_told > channel.roles_told:
+            roles = [attempt.roster.ranks[rank].role for rank in channel.ranks]
+            channel.give_roles(roles, attempt.roster.roles_told)
         for step in matrix.close(now, {rank.rank for rank in attempt.roster.live()}):
             self.counts.steps += 1
             for watching in attempt.channels.values():

@@ -7,6 +7,7 @@ no history) of clean steps; they stand still for a rank that is odd now.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -27,6 +28,7 @@ BUSY = "compute + data + collective wait"  # ends later than the peers' only whe
 COLUMNS = (*TIMINGS, BUSY)
 OF_STEP = frozenset((STEP, DATA, WAIT, DELAY, OPTIMIZER, BUSY))  # measured in shares of the step
 AT = {name: index for index, name in enumerate(COLUMNS)}
+CORRELATED_STEPS = 10.0  # a node's noise is the same for about so long
 KEPT = 64  # steps whose medians are kept for what comes late
 SHOWN = 16  # steps whose deviations are kept
 
@@ -43,6 +45,7 @@ class ManyPeersConfig:
     floor_fraction: float = 0.005  # of the unit: timers and clocks are not better
     first_steps: int = 20  # clean steps behind the first offsets
     offset_steps_max: int = 200
+    offset_by_peers: bool = False  # offsets move by the peers' spread; else by that among node-mates, which is less
     capped_steps: int = 100  # so long an offset stays within its cap
     cap_floors: float = 10.0
     odd_tests: tuple[int, ...] = (120, 240)  # clean steps at which the slow test looks, then every `odd_every`
@@ -126,7 +129,8 @@ class ManyPeers:
             self._shown[0, step % SHOWN] = deviations[:, : len(TIMINGS)]
             self._shown[1, step % SHOWN] = np.clip(apart / width, -clip, clip)[:, : len(TIMINGS)]
         if slot is None and self._is_clean(rows):
-            self._learn(matrix, step, own, apart / width, width)
+            by_peers = self.config.offset_by_peers
+            self._learn(matrix, step, own, own / spread if by_peers else apart / width, spread if by_peers else width)
         return Excesses(self._excess(own, unit), self._excess(apart, unit))
 
     def deviations(self, step: int, *, from_mates: bool = False) -> Singles | None:
@@ -134,16 +138,15 @@ class ManyPeers:
         there are enough, in spreads of such distances); NaN = not measured."""
         return self._shown[int(from_mates), step % SHOWN].copy() if step in self._state.shown else None
 
-    def bases(self, matrix: StepMatrix) -> tuple[Singles, Singles] | None:
-        """Each rank's normal compute seconds and data share of the step over the newest clean steps."""
-        stack = [rows for step in self._state.clean if (rows := matrix.rows(step)) is not None]
-        if len(stack) < self.config.first_steps:
+    def normals(self) -> tuple[Singles, Singles, Singles] | None:
+        """For each rank: its normal computation over its peers' (1 = the same), its normal data wait over theirs in
+        shares of the step, and how far the first may still be from the truth. None before offsets are learned."""
+        if not self._state.rows or not len(self._statistics):
             return None
-        values = np.stack(stack)
-        compute = _medians(np.ascontiguousarray(values[:, :, AT[self.metric]].T))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            shares = values[:, :, AT[DATA]] / values[:, :, AT[STEP]]
-        return compute, _medians(np.ascontiguousarray(shares.T))
+        column = AT[self.metric]
+        spread = self._statistics[-1][self._group_of, 3, column]
+        error = spread / np.float32(math.sqrt(self._state.rows / CORRELATED_STEPS))
+        return 1.0 + self._offset[:, column], self._offset[:, AT[DATA]], error
 
     def to_state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         built: dict[str, Any] = msgspec.to_builtins(self._state)
@@ -247,7 +250,7 @@ class ManyPeers:
             calm = np.isfinite(deviations)
             self._smooth += np.where(calm, deviations - self._smooth, 0.0) / np.float32(config.smooth_steps)
             free = calm & (np.abs(deviations) <= config.z_freeze) & (np.abs(self._smooth) <= config.smooth_freeze)
-            pace = np.float32(2.5 / min(state.rows, config.offset_steps_max))
+            pace = np.float32(1.25 / min(state.rows, config.offset_steps_max))
             self._offset += np.where(free, pace * width * np.sign(own), 0.0)
         state.rows += 1
         due = state.rows in config.odd_tests or state.rows % config.odd_every == 0

@@ -39,6 +39,7 @@ class _State(msgspec.Struct):
     roles: list[int] = []  # group number of each rank
     given: list[str] = []
     taken: bool = False  # the roles given are in use
+    told: int = 0
     warm: bool = False  # offsets of many peers are learned
 
 
@@ -58,8 +59,8 @@ class RankChannel:
         self._few = FewPeers([], self._view, count, self.config.few)
         self._many = ManyPeers(nodes, self.config.many) if count > FEW_MAX else None
         # nodes are held against the whole job: a role may live on two of them, of which neither is the odd one
-        everyone = replace(self.config.many, cap_floors=math.inf)
-        self._everyone = ManyPeers(nodes, everyone) if count > FEW_MAX and len(self._view) > 1 else None
+        everyone = replace(self.config.many, cap_floors=math.inf, offset_by_peers=True, offset_steps_max=800)
+        self._everyone = ManyPeers(nodes, everyone) if count > FEW_MAX else None
         self._evidence, self._node_evidence = self._make_evidence()
         self.give_roles(roles)
         self._take_roles(None)
@@ -99,8 +100,14 @@ class RankChannel:
         node's ranks instead, in spreads of such distances: sharper for one rank, blind for a whole node."""
         return None if self._many is None else self._many.deviations(step, from_mates=from_mates)
 
-    def give_roles(self, roles: Sequence[str]) -> None:
+    @property
+    def roles_told(self) -> int:
+        """`told` of the last `give_roles`."""
+        return self._state.told
+
+    def give_roles(self, roles: Sequence[str], told: int = 0) -> None:
         """Roles the job gives, one word for each rank (empty: not given). Used from the next quiet step on."""
+        self._state.told = told
         if any(roles) and list(roles) != self._state.given:
             self._state.given, self._state.taken = list(roles), False
 
@@ -219,10 +226,10 @@ class RankChannel:
             groups, state.taken = given_roles(state.given), True
         else:
             due = state.count in config.roles_at or (state.count and state.count % config.roles_every == 0)
-            bases = self._many.bases(matrix) if due and self._many is not None else None
-            if bases is None:
+            normals = self._everyone.normals() if due and self._everyone is not None else None
+            if normals is None:
                 return
-            groups = learned_roles(*bases, self.nodes)
+            groups = learned_roles(*normals, self.nodes)
         if matrix is not None and np.array_equal(groups, self.roles):
             return
         state.roles = groups.tolist()

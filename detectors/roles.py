@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from detectors.steps import Floats, Ints
+from detectors.steps import Ints
+
+Reals: TypeAlias = npt.NDArray[np.floating]
 
 GAP_MIN = 0.04  # of the time itself: two kinds of work differ by more than ranks of one kind do
+GAP_ERRORS = 4.0  # and by more than what is known of them
 GAP_SPREADS = 4.0  # and by more than this many times what ranks within a group differ
 GROUP_MIN = 4
 GROUPS_MAX = 128  # a group is at least this part of the job: more pipeline stages nobody has
@@ -24,30 +28,32 @@ def given_roles(roles: Sequence[str]) -> Ints:
     return np.array([number[role] for role in roles], dtype=np.int64)
 
 
-def learned_roles(compute: npt.NDArray[np.floating], data: npt.NDArray[np.floating], nodes: Sequence[str]) -> Ints:
+def learned_roles(compute: Reals, data: Reals, error: Reals, nodes: Sequence[str]) -> Ints:
     """Groups by gaps in each rank's own normal compute time, and within them by gaps in its normal data time.
 
-    Both are in seconds, one value for each rank, data as a share of the step; NaN goes with the largest group. A
-    group has at least four ranks and a hundred-and-twenty-eighth of all; one slow node alone is no role.
+    One value for each rank: the time over the job's median, the data wait as a share of the step, and how far the
+    first may be from the truth. NaN goes with the largest group. A group has at least four ranks and a
+    hundred-and-twenty-eighth of all; one slow node alone is no role.
     """
     known = np.isfinite(compute) & (compute > 0.0)
     size = max(GROUP_MIN, -(-len(compute) // GROUPS_MAX))
     groups = np.zeros(len(compute), dtype=np.int64)
     if int(known.sum()) < 2 * size:
         return groups
-    by_compute = _split(np.log(compute[known]), size)
+    gap = max(GAP_MIN, GAP_ERRORS * float(np.nanmedian(error)))
+    by_compute = _split(np.log(compute[known]), size, gap)
     found = by_compute * (len(compute) + 1)
     shares = np.where(np.isfinite(data[known]), data[known], 0.0)
     for group in np.unique(by_compute):
         members = np.flatnonzero(by_compute == group)
-        found[members] += _split(shares[members], size)
+        found[members] += _split(shares[members], size, gap)
     _, numbers = np.unique(found, return_inverse=True)
     groups[known] = numbers
     groups[~known] = int(np.argmax(np.bincount(groups[known])))
     return _without_odd_nodes(groups, nodes)
 
 
-def _split(values: Floats, size: int) -> Ints:
+def _split(values: Reals, size: int, gap: float) -> Ints:
     """Cut the sorted values at gaps; no part smaller than `size`, no gap that ranks of one kind might show too."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
@@ -55,7 +61,7 @@ def _split(values: Floats, size: int) -> Ints:
     cuts = [0, len(values)]
     for place in np.argsort(-gaps, kind="stable"):
         cut = int(place) + 1
-        if gaps[place] < GAP_MIN:
+        if gaps[place] < gap:
             break
         before, after = max(c for c in cuts if c <= cut), min(c for c in cuts if c >= cut)
         if cut - before >= size and after - cut >= size:
@@ -76,7 +82,7 @@ def _split(values: Floats, size: int) -> Ints:
     return groups
 
 
-def _spread(values: Floats) -> float:
+def _spread(values: Reals) -> float:
     """The middle half's share of the gaps: how far a rank is from the next of its kind, times the group's root."""
     if len(values) < 4:
         return 0.0

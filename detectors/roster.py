@@ -34,6 +34,7 @@ class RankState(msgspec.Struct, kw_only=True):
     node: str
     pid: int | None = None
     pci_address: str = ""
+    role: str = ""  # as the job gives it
     phase: Phase = "init"
     phase_since: float | None = None  # None: it began before we listened
     step: int = -1
@@ -85,6 +86,7 @@ class Roster(msgspec.Struct, kw_only=True):
     last_exit_at: float | None = None
     moved_at: float | None = None  # when any rank last changed its step
     outcome: str = ""
+    roles_told: int = 0  # grows with every role that a rank is given
     newest_step: int = -1
     newest_at: float = 0.0
     step_seconds: list[float] = []  # of the last steps, as the job's progress shows them
@@ -115,6 +117,8 @@ class Roster(msgspec.Struct, kw_only=True):
             self._moved(rank, message)
         elif isinstance(message, RankStarted):
             rank.pid, rank.pci_address = message.pid, message.pci_address or ""
+            self.roles_told += rank.role != message.role
+            rank.role = message.role
         elif isinstance(message, RankStalled):
             rank.stalled = message.state if message.state[:1] in ("T", "t", "D") else ""
             rank.stalled_since = message.since

@@ -14,6 +14,7 @@ from detectors.clues import Place
 from ingest.events import Metrics
 
 Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 TIMINGS = (
@@ -35,6 +36,7 @@ ALIASES = {  # what `run.log(grad_norm=…)` and its like mean; a number under i
 }
 APART = frozenset(("init", "warmup", "checkpoint", "eval"))  # phases whose steps are not compared with training
 NOWHERE = -(2**62)
+LARGEST = float(np.finfo(np.float32).max)  # beyond it a sample is no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class StepsConfig:
     """How much is kept and how long a step waits for its last ranks."""
 
     steps_max: int = 512
+    steps_min: int = 64  # kept whatever the bytes: the longest window of the rank channel
     matrix_bytes_max: int = 64 * 2**20
     quorum: float = 0.95  # of the live ranks
     close_after_seconds: float = 3.0
@@ -65,9 +68,9 @@ class StepMatrix:
         self.config = config or StepsConfig()
         self._state = _State(ranks=sorted(ranks))
         self._column = {rank: index for index, rank in enumerate(self._state.ranks)}
-        row_bytes = max(1, len(ranks)) * (len(FEATURES) + 3) * 8
-        depth = int(min(self.config.steps_max, max(32, self.config.matrix_bytes_max // row_bytes)))
-        self._values: Floats = np.full((depth, len(ranks), len(FEATURES)), np.nan)
+        row_bytes = max(1, len(ranks)) * (len(FEATURES) * 4 + 3 * 8)  # samples have six digits: float32 holds them
+        depth = int(min(self.config.steps_max, max(self.config.steps_min, self.config.matrix_bytes_max // row_bytes)))
+        self._values: Singles = np.full((depth, len(ranks), len(FEATURES)), np.nan, dtype=np.float32)
         self._seen_at: Floats = np.full((depth, len(ranks)), np.nan)
         self._sequence: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
         self._offset: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
@@ -86,7 +89,10 @@ class StepMatrix:
         return self._state.first_step
 
     def add(self, message: Metrics, place: Place | None) -> None:
-        """Write the steps of one message; a step that is closed already is remembered as revised."""
+        """Write the steps of one message; a step that is closed already, and changes, is remembered as revised.
+
+        Of two messages about the same step the one sent later counts, whichever comes first.
+        """
         state, column = self._state, self._column[message.rank]
         if message.phase in APART and message.step >= 0 and message.step not in state.apart:
             state.apart = [*state.apart[-63:], message.step]
@@ -99,16 +105,23 @@ class StepMatrix:
             slot = self._slot(step, message.at)
             if slot is None:
                 continue
+            newer, changed = message.sequence >= self._sequence[slot, column], False
+            cells = self._values[slot, column]
             for index, samples in columns:
                 value = samples[row] if samples is not None and row < len(samples) else None
-                if value is not None and math.isfinite(value):
-                    self._values[slot, column, index] = value
+                if value is None or not -LARGEST <= value <= LARGEST or not (newer or np.isnan(cells[index])):
+                    continue
+                changed |= bool(cells[index] != np.float32(value))
+                cells[index] = value
+            late = changed and state.next_step is not None and step < state.next_step
+            if late and step not in state.revised:
+                state.revised.append(step)
+            if not newer:
+                continue
             ended = message.ended_at[row] if row < len(message.ended_at) else message.at
             self._seen_at[slot, column] = ended
             self._sequence[slot, column] = message.sequence
             self._offset[slot, column] = -1 if place is None else place.offset
-            if state.next_step is not None and step < state.next_step and step not in state.revised:
-                state.revised.append(step)
 
     def close(self, now: float, live: set[int]) -> list[int]:
         """The steps that close now, in order: enough live ranks have reported them, or they have waited long enough."""
@@ -150,12 +163,12 @@ class StepMatrix:
         slot = step % len(self._step)
         if self._step[slot] != step:
             return None
-        return self._values[slot, :, FEATURES.index(feature)].copy()
+        return self._values[slot, :, FEATURES.index(feature)].astype(np.float64)
 
     def rows(self, step: int) -> Floats | None:
         """rank × timing of one step, in seconds, timings as in TIMINGS."""
         slot = step % len(self._step)
-        return self._values[slot, :, : len(TIMINGS)].copy() if self._step[slot] == step else None
+        return self._values[slot, :, : len(TIMINGS)].astype(np.float64) if self._step[slot] == step else None
 
     def report(self, step: int, rank: int) -> tuple[float, int, int | None, int | None]:
         """(ended at, sequence, partition, offset) of the message in which `rank` told of `step`."""

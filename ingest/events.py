@@ -143,6 +143,7 @@ class RankStarted(Message, frozen=True, kw_only=True):
     gpu_uuid: str | None = None
     pci_address: str | None = None
     scheduler_ids: dict[str, str] = {}
+    role: str = ""  # what work it does, where the job says so: equal words are compared with each other
 
 
 class RankStalled(Message, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """What a rank and its launcher say to each other, in packets on a Unix socket, and the rank's end.
 
 A packet is a type, a newline and JSON, at most `PACKET_BYTES_MAX` bytes. The rank opens with `hello.v1`
-(again after every reconnect, and once more when it knows its GPU better), then sends `metrics.v1`, `logs.v1`
+(again after every reconnect, and once more when it knows its GPU better or is given a role), then sends `metrics.v1`, `logs.v1`
 and `fault_injected.v1`; the launcher may send `inject.v1`, and `flight_wanted.v1`, which a rank that has torch's flight
 recorder answers with `flight.v1`. Both ends ignore a type they do not know.
 """
@@ -44,6 +44,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     gpu_uuid: str | None = None
     pci_address: str | None = None
     scheduler_ids: dict[str, str] = {}
+    role: str = ""
 
 
 class Inject(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from .reporter import Reporter
 from .step_rows import FIRST_STEP, Sample, StepRows
 
 STEP_MAX = 2**53  # what every JSON reader can hold
+ROLE_CHARS_MAX = 120
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 logger = logging.getLogger("transom")
@@ -45,6 +46,7 @@ class Run:
             return
         resumed = identity.resume_step
         self.rows = StepRows(clock, first_step=FIRST_STEP if resumed is None else resumed + 1)
+        self._role = ""
         self._gpu = gpu_of_rank(identity.local_rank, identity.visible_devices, nvidia_gpus())
         self.injector = Injector(
             clock,
@@ -142,7 +144,13 @@ class Run:
         """The GPU that this rank really uses, once torch has opened it."""
         if self._reporter is not None and self._identity is not None and gpu != self._gpu:
             self._gpu = gpu
-            self._reporter.introduce(_hello(self._identity, gpu))
+            self._reporter.introduce(_hello(self._identity, gpu, self._role))
+
+    def take_role(self, role: str) -> None:
+        """Say what work this rank does: ranks of equal words are compared with each other, with no others."""
+        if self._reporter is not None and self._identity is not None and role != self._role:
+            self._role = str(role)[:ROLE_CHARS_MAX]
+            self._reporter.introduce(_hello(self._identity, self._gpu, self._role))
 
     def see_flight_recorder(self, flight: Callable[[], Flight | None]) -> None:
         """torch records this rank's collectives: how far they got can be asked for."""
@@ -266,7 +274,7 @@ def hook_exceptions_again() -> None:
         _process.hooks.hook_exceptions()
 
 
-def _hello(identity: RankIdentity, gpu: Gpu | None) -> Hello:
+def _hello(identity: RankIdentity, gpu: Gpu | None, role: str = "") -> Hello:
     return Hello(
         job=identity.job,
         attempt=identity.attempt,
@@ -276,4 +284,5 @@ def _hello(identity: RankIdentity, gpu: Gpu | None) -> Hello:
         gpu_uuid=gpu.uuid if gpu else None,
         pci_address=gpu.pci_address if gpu else None,
         scheduler_ids=dict(identity.scheduler_ids),
+        role=role,
     )

@@ -54,7 +54,7 @@ EXAMPLES = {
     ),
     "rank_started.v1": RankStarted(
         **STAMP, pid=4711, local_rank=1, gpu_uuid="GPU-5f4e", pci_address="0000:3b:00.0",
-        scheduler_ids={"SLURM_JOB_ID": "12"},
+        scheduler_ids={"SLURM_JOB_ID": "12"}, role="stage1",
     ),
     "rank_stalled.v1": RankStalled(**STAMP, state="T", since=1_789_999_990.0),
     "rank_stacks.v1": RankStacks(

@@ -164,11 +164,12 @@ class Share:
 
     def said_hello(self, hello: Hello) -> None:
         rank = self.ranks[hello.rank]
-        news = rank.hello is None or (hello.gpu_uuid or hello.pci_address) != (
-            rank.hello.gpu_uuid or rank.hello.pci_address
+        news = rank.hello is None or (hello.gpu_uuid or hello.pci_address, hello.role) != (
+            rank.hello.gpu_uuid or rank.hello.pci_address,
+            rank.hello.role,
         )
         rank.hello = hello
-        if news:  # said again only where the rank knows its GPU better now
+        if news:  # said again only where the rank knows its GPU better now, or its role
             self._say_started(rank)
 
     def said(self, message: Metrics | Logs | FaultInjected) -> None:
@@ -329,6 +330,7 @@ class Share:
                 gpu_uuid=hello.gpu_uuid if hello else None,
                 pci_address=hello.pci_address if hello else None,
                 scheduler_ids=hello.scheduler_ids if hello else {},
+                role=hello.role if hello else "",
                 **self.stamp(rank.rank, "events"),
             )
         )
