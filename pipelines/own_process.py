@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -25,6 +26,22 @@ def step_back(nice: int = NICE) -> None:
         Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
     except OSError:
         return  # no autogroups in this kernel, or not ours to write: nice is all there is
+
+
+@contextlib.contextmanager
+def stepped_back(nice: int = NICE) -> Iterator[None]:
+    """The same for a while, in a command that a person started: the priority of their session is theirs again."""
+    group = Path("/proc/self/autogroup")
+    before = None
+    with contextlib.suppress(OSError, ValueError):
+        before = int(group.read_text(encoding="ascii").rsplit(maxsplit=1)[-1])  # "/autogroup-12 nice 0"
+    step_back(nice)
+    try:
+        yield
+    finally:
+        if before is not None:
+            with contextlib.suppress(OSError):  # only root may raise a priority
+                group.write_text(str(before), encoding="ascii")
 
 
 def tell(text: str) -> None:

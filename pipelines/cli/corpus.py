@@ -34,6 +34,7 @@ def record_faults(
     from pipelines.extras import require
     from pipelines.fault_corpus.plan import Wanted, make_plan
     from pipelines.fault_corpus.record import record_faults as record
+    from pipelines.own_process import stop_on_signal
 
     chosen = make_plan(
         Wanted(
@@ -46,10 +47,19 @@ def record_faults(
         return
     require("ckpt", "the corpus is made with a real job, which (PyTorch)")
     console = Console(stderr=True, highlight=False)
-    made, notes = record(folder, chosen, SystemClock(), random.Random(), console)
+    stop = stop_on_signal(also=_interrupt)
+    try:
+        made, notes = record(folder, chosen, SystemClock(), random.Random(), console)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on where this one ended")
+        raise typer.Exit(stop.exit_code) from None
     for note in notes:
         console.print(note, soft_wrap=True, markup=False)
     typer.echo(f"{made} runs made, {len(chosen) - made - len(notes)} were there already: {folder}")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def _split(names: str) -> tuple[str, ...]:

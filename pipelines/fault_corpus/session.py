@@ -10,6 +10,7 @@ import secrets
 import shutil
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -24,7 +25,7 @@ from ingest.events import JOB_TOPICS, AttemptEnded, FaultInjected, Message, Metr
 from pipelines.children import Children
 from pipelines.errors import StatedError
 from pipelines.open_bus import open_bus, own_command
-from pipelines.own_process import step_back
+from pipelines.own_process import stepped_back
 from pipelines.places import Places
 from pipelines.run import RunOptions, node_names, register_job
 from pipelines.settings import Settings
@@ -111,6 +112,7 @@ class Session:
         self._codec = Codec()
         self.attempt = 0
         self.progress = Progress()
+        self._exit = ExitStack()
 
     @property
     def checkpoints(self) -> Path:
@@ -118,6 +120,8 @@ class Session:
         return self._places.checkpoints(JOB)
 
     def __enter__(self) -> Session:
+        for closing in (self._bus.close, self._children.stop, self._consumer.close):
+            self._exit.callback(closing)
         self._arguments.mkdir(mode=0o700)
         register_job(self._places, self._spec, self._options)
         environ = {"OMP_NUM_THREADS": "1"}
@@ -125,15 +129,13 @@ class Session:
             self._children.start(
                 f"{JOB}-{node}", own_command("launcher", "--job", JOB, "--node", node, *self._given), environ=environ
             )
-        step_back()  # only now: ranks inherit the priority of the launchers
+        self._exit.enter_context(stepped_back())  # only now: ranks inherit the priority of the launchers
         if not self._backend.wait_for_launchers(JOB, LAUNCHERS_SECONDS_MAX):
             raise StatedError(f"the launchers did not answer in {LAUNCHERS_SECONDS_MAX:.0f} s; see {self._places.logs}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._consumer.close()
-        self._children.stop()
-        self._bus.close()
+        self._exit.close()
 
     def start(self, arguments: list[str]) -> None:
         """A new attempt of train.py with these arguments, from scratch, with empty checkpoint engines."""
