@@ -35,10 +35,11 @@ SHORT = (
     "n7:77:99 [5] misc/socket.cc:46 NCCL WARN socketProgressOpt: Call to send to 10.0.0.1<5290> failed : Broken pipe",
 )
 PROGRESS = (
-    "[default7]: iteration    31214/  115311 | consumed samples:     47768496 "
-    "| elapsed time per iteration (ms): 105210.4 | learning rate: 5.412E-05 | global batch size:  2048 | lm loss: 2.198845E+00 | loss scale: 1.0"
-    " | grad norm: 0.242 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 "
-    "| samples per second: 19.238 | TFLOPs: 147.29 |",
+    "[default7]: iteration    31214/  115311 | consumed samples:     47768496"
+    " | elapsed time per iteration (ms): 105210.4 | learning rate: 5.412E-05"
+    " | global batch size:  2048 | lm loss: 2.198845E+00 | loss scale: 1.0"
+    " | grad norm: 0.242 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0"
+    " | samples per second: 19.238 | TFLOPs: 147.29 |",
 )
 
 

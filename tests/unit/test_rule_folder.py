@@ -11,8 +11,13 @@ from detectors.config import DetectorConfig
 from detectors.ensemble.config import EnsembleConfig
 from detectors.job_detector import JobDetector
 from detectors.log_rules import RuleBook, RuleError
+from ingest.clock import ManualClock
 from ingest.events import LogLine, Logs
+from ingest.memory_bus import MemoryBus
+from pipelines.detect import RULES_SECONDS, Detect
+from pipelines.places import Places
 from pipelines.rule_folder import BadRules, RuleFolder, rules_for
+from pipelines.settings import load_settings
 
 OWN = """
 [[rule]]
@@ -145,3 +150,35 @@ def test_other_rules_hold_from_the_next_tick_on(tmp_path: Path) -> None:
     )
     assert detector.advance(2.2) == []  # no tick since: the old rules have read it
     assert say(3.0) == ["rules/fan"]
+
+
+def test_the_service_takes_changed_rules_over_and_says_why_it_keeps_the_old(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "rules"
+    folder.mkdir()
+    places = Places(tmp_path / "state", tmp_path / "run")
+    chosen = {"ensemble": False, "rules_dir": folder}
+    settings = load_settings(overrides={"state_dir": places.state, "detect": chosen})
+    clock = ManualClock(1_000.0)
+    bus = MemoryBus(clock=clock)
+    bus.create_topics(1)
+    service = Detect(settings, places, bus, clock)
+
+    def after(text: str) -> list[str]:
+        write(folder, text)
+        service._look_at_rules()  # too soon: the folder is looked at every two seconds
+        told = capfd.readouterr()
+        assert "rules" not in told.out + told.err
+        clock.advance(RULES_SECONDS)
+        service._look_at_rules()
+        told = capfd.readouterr()
+        return [line for line in (told.out + told.err).splitlines() if "rules" in line]
+
+    clock.advance(RULES_SECONDS)
+    service._look_at_rules()
+    capfd.readouterr()
+    assert "are in use from now on" in after(FAN)[0]
+    assert "fan" in service._detection._rules.by_id
+    assert "detection goes on with the rules it has" in after(FAN + "nonsense")[0]
+    assert "fan" in service._detection._rules.by_id
