@@ -38,7 +38,8 @@ class PaceConfig:
     change: ChangePointConfig = field(default_factory=ChangePointConfig)
     many_nodes: int = 4  # no burst of a neighbour moves the median of the ranks of so many machines
     many_persist_max: int = 16
-    wait_persist_min: int = 20  # a network has bursts that all ranks feel
+    wait_persist_min: int = 24  # a network has bursts that all ranks feel
+    many_part_min: float = 0.06  # of a part: all ranks drift by some per cent in hours
     few_part_min: float = 0.1  # on fewer, neighbours move the parts of a step by this much
     pause_steps_min: float = 2.0  # a checkpoint's growth in normal steps, and by half
     story: StoryConfig = field(default_factory=StoryConfig)
@@ -145,7 +146,7 @@ class PaceChannel:
             state.regime = ""
         self._watch_data(matrix, roster)
         for name in SERIES:
-            value = self._value(name)
+            value = float(self._values(name, slice(-1, None))[0])
             if not math.isfinite(value):
                 continue
             change = self._points[name].add(value)
@@ -160,7 +161,7 @@ class PaceChannel:
         self._state.many = many
         change = self.config.change
         config = (
-            replace(change, persist_max=self.config.many_persist_max)
+            replace(change, persist_max=self.config.many_persist_max, change_min=self.config.many_part_min)
             if many
             else replace(change, change_min=self.config.few_part_min)
         )
@@ -170,14 +171,15 @@ class PaceChannel:
             config, persist_min=self.config.wait_persist_min, persist_max=longest, burst_max=longest
         )
 
-    def _value(self, name: str) -> float:
-        """The newest value of a series: the logarithm of the step, parts as shares of a normal step."""
-        value = float(self._rows.column(name)[-1])
-        if name == "seconds":
-            return math.log(value)
-        if name == "own" and not math.isfinite(value):
-            value = float(self._rows.column("wall")[-1])
-        return value / self._state.scale
+    def _values(self, name: str, rows: slice) -> Floats:
+        """Values of a series: logarithms, but the transfer, which may be nothing, as a share of a normal step."""
+        values = self._rows.column(name, rows)
+        if name == "wait":
+            return values / self._state.scale
+        if name == "own":
+            values = np.where(np.isfinite(values), values, self._rows.column("wall", rows))
+        with np.errstate(divide="ignore"):
+            return np.log(values)
 
     def _cut(self, count: int) -> Cut:
         return cut_of(self._rows, count, self.config.story)
@@ -209,14 +211,24 @@ class PaceChannel:
         if DATA in state.open or story.part in ("one_rank", "delay"):
             state.silent = [*state.silent, name] if name not in state.silent else state.silent
             return
-        held = self._points[name].state.held or 0.0
-        least = held / 2 if state.many else self.config.change.change_min
-        if name != "seconds" and math.log(story.after / story.before) <= least:
+        longer = math.log(story.after / story.before)
+        if longer <= self._least(name, cut):
             state.waiting = [*state.waiting, name] if name not in state.waiting else state.waiting
             return  # longer in one part, and no step takes longer: not yet, or for something that became shorter
         state.waiting = [other for other in state.waiting if other != name]
         state.opener, state.slow_for = name, 0
         self._open(JOB_SLOW, story, matrix, roster)
+
+    def _least(self, name: str, cut: Cut) -> float:
+        """By how much (a logarithm) a step has to be longer for a change of this series to be worth a word."""
+        state, least = self._state, self.config.change.change_min
+        if name == "seconds":
+            return (self._points[name].state.held or 0.0) / 2
+        if not state.many:
+            return least
+        column = "wall" if name == "own" else name
+        grown = self._rows.median(column, cut.since) - self._rows.median(column, cut.before)
+        return max(least / 2, grown / state.scale / 2)
 
     def _while_held(self, matrix: StepMatrix, roster: Roster) -> None:
         """Look again at what is held: has it become the normal, is it the regime, is it one rank too slight to name?"""
@@ -328,11 +340,7 @@ class PaceChannel:
         state.silent, state.waiting, state.opener = [], [], ""
         state.scale = self._rows.median("seconds", slice(-count, None))
         for name in SERIES:
-            values = self._rows.column(name, slice(-count, None))
-            if name == "own" and not np.isfinite(values).all():
-                values = self._rows.column("wall", slice(-count, None))
-            values = np.log(values) if name == "seconds" else values / state.scale
-            self._points[name].restart(finite(values)[-self.config.change.clean_max :].tolist())
+            self._points[name].restart(finite(self._values(name, slice(-count, None))).tolist())
 
     def _end_visit(self, matrix: StepMatrix, roster: Roster) -> None:
         """A checkpoint or an evaluation is over: its longest step against the earlier ones'."""
