@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 
 from pipelines.errors import StatedError
 from pipelines.figures import Figure
+from pipelines.settings import Settings, load_settings
 
 
 class CannotEvaluate(StatedError):
@@ -26,6 +27,7 @@ class EvaluateOptions:
 
     console: Console
     feedback: Path | None = None
+    settings: Settings = field(default_factory=load_settings)  # of detection; `--model` is in them
     ranks: tuple[int, ...] = ()
     quick: bool = False
     interval_seconds: float | None = None

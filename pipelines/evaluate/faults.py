@@ -26,7 +26,6 @@ from pipelines.evaluate.fault_runs import FaultRun, evaluate_run, labelled_runs,
 from pipelines.evaluate.feedback import added, feedback_table
 from pipelines.evaluate.matching import Matched, Outcome, Tally, tally
 from pipelines.figures import Figure
-from pipelines.settings import load_settings
 
 DEFAULT_FOLDER = Path("data/faults-small")
 FALSE_PER_1K_MAX = 0.1  # the budget of every method
@@ -43,7 +42,7 @@ def evaluate(path: Path | None, options: EvaluateOptions) -> Evaluation:
     folder = DEFAULT_FOLDER if path is None else path
     if not folder.is_dir():
         raise CannotEvaluate(f"there is no folder {folder}; `transom record-faults {folder}` makes a corpus there")
-    settings = load_settings()
+    settings = options.settings
     runs: list[FaultRun] = []
     with Progress(console=options.console, transient=True) as progress:
         todo = labelled_runs(folder)
@@ -63,7 +62,7 @@ def evaluate(path: Path | None, options: EvaluateOptions) -> Evaluation:
         _methods_table(rows, held_out),
         *reasons,
         _kinds_table([outcome for run in held_out for outcome in run.matched.outcomes]),
-        _severity_table([outcome for run in held_out for outcome in run.matched.outcomes]),
+        *_severity_table([outcome for run in held_out for outcome in run.matched.outcomes]),
         *(_false_table(held_out) if ours.false else ()),
         *((feedback_table(counts),) if counts else ()),
     ]
@@ -101,11 +100,11 @@ def told_tally(counts: Tally) -> dict[str, float | int]:
     }  # fmt: skip
 
 
-def methods(models: Sequence[str] = MODELS) -> tuple[dict[str, Scorer], list[str]]:
+def methods() -> tuple[dict[str, Scorer], list[str]]:
     """Every baseline that can run here, and why the others cannot, in sentences."""
     found = rules()
     reasons = []
-    for name in models:
+    for name in MODELS:
         try:
             load_model(name)
         except EnsembleUnavailable as error:
@@ -165,7 +164,7 @@ def _timed_only(runs: Iterable[FaultRun]) -> Tally:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
     return table
 
 
@@ -208,7 +207,7 @@ def _kinds_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _severity_table(outcomes: Sequence[Outcome]) -> Table:
+def _severity_table(outcomes: Sequence[Outcome]) -> tuple[Table, ...]:
     """Recall by severity, of the kinds that have several."""
     table = _table("Found by severity", "kind", *SEVERITY_NAMES.values())
     for kind in dict.fromkeys(outcome.label.kind for outcome in outcomes):
@@ -220,7 +219,7 @@ def _severity_table(outcomes: Sequence[Outcome]) -> Table:
             these = [outcome for outcome in some if outcome.label.severity == severity]
             cells.append(f"{sum(outcome.found for outcome in these)}/{len(these)}" if these else "-")
         table.add_row(kind, *cells)
-    return table
+    return (table,) if table.row_count else ()
 
 
 def _false_table(runs: Sequence[FaultRun]) -> tuple[Table]:

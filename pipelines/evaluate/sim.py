@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.progress import Progress
 from rich.table import Table
 
+from detectors.config import DetectorConfig
 from detectors.log_rules import RuleBook
 from pipelines.evaluate.baselines import ScoredRun, matched, score_run, threshold_of
 from pipelines.evaluate.evaluation import EvaluateOptions, Evaluation
@@ -17,7 +18,6 @@ from pipelines.evaluate.matching import Matched, Outcome, Tally, tally
 from pipelines.evaluate.sim_runs import SimulatedRun, run_simulation
 from pipelines.figures import Figure
 from pipelines.room_configs import detector_config
-from pipelines.settings import load_settings
 from pipelines.simulation.suite import SuiteRun, standard_suite
 
 RANKS = (64, 512, 4_096)
@@ -34,6 +34,7 @@ Kept = dict[int, list[tuple[SuiteRun, SimulatedRun]]]
 
 def evaluate(path: Path | None, options: EvaluateOptions) -> Evaluation:
     """Run the standard suite through detection. `path`: the recorded run whose noise is drawn again."""
+    config = detector_config(options.settings)
     sizes = options.ranks or (QUICK_RANKS if options.quick else RANKS)
     recording = Path("data/clean") if path is None else path
     kept: Kept = {}
@@ -48,10 +49,10 @@ def evaluate(path: Path | None, options: EvaluateOptions) -> Evaluation:
                 def tell(seconds: float, done: float = done, ranks: int = ranks) -> None:
                     progress.update(task, completed=done + seconds * ranks)
 
-                kept.setdefault(ranks, []).append((run, _detected(run, tell)))
+                kept.setdefault(ranks, []).append((run, _detected(run, config, tell)))
                 done += run.scenario.steps * ranks
         progress.update(task, description="baselines")
-        others, reasons = _baselines(kept, recording, quick=options.quick)
+        others, reasons = _baselines(kept, recording, config, quick=options.quick)
     asked = {ranks: _sum(run for part, run in runs if part.part != "curve") for ranks, runs in kept.items()}
     whole = sum(asked.values(), Tally())
     found: list[Figure] = list(figures("sim", whole))
@@ -117,9 +118,8 @@ def _bar(share: float) -> str:
     return "█" * full + "·" * (10 - full)
 
 
-def _detected(run: SuiteRun, tell: Callable[[float], None]) -> SimulatedRun:
+def _detected(run: SuiteRun, config: DetectorConfig, tell: Callable[[float], None]) -> SimulatedRun:
     arrays = run.scenario.ranks <= BASELINE_RANKS_MAX and run.part != "curve"
-    config = detector_config(load_settings())
     return run_simulation(run.name, run.scenario, config, RuleBook.shipped(), arrays=arrays, tell=tell)
 
 
@@ -127,16 +127,16 @@ def _sum(runs: Iterable[SimulatedRun]) -> Tally:
     return sum((tally(run.matched, run.clean_steps) for run in runs), Tally())
 
 
-def _baselines(kept: Kept, recording: Path, *, quick: bool) -> tuple[dict[str, Tally], list[str]]:
+def _baselines(
+    kept: Kept, recording: Path, config: DetectorConfig, *, quick: bool
+) -> tuple[dict[str, Tally], list[str]]:
     """Rules and raw models on the sizes where they apply; thresholds from clean runs of another seed."""
     scorers, reasons = methods()
     out: dict[str, Tally] = {}
     for ranks in (ranks for ranks in kept if ranks <= BASELINE_RANKS_MAX):
         clean = [run for run in standard_suite(ranks, TUNING_SEED, recording) if run.part == "clean"]
         tuning = [
-            run_simulation(
-                run.name, run.scenario, detector_config(load_settings()), RuleBook.shipped(), arrays=True, detect=False
-            )
+            run_simulation(run.name, run.scenario, config, RuleBook.shipped(), arrays=True, detect=False)
             for run in clean[: 1 if quick else TUNING_CLEAN_RUNS]
         ]
         for name, scorer in scorers.items():
