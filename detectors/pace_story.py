@@ -42,6 +42,7 @@ class StoryConfig:
 
     before_steps: int = 64  # that a change is compared with
     common_share: float = 0.5  # of the step's growth has to be everybody's
+    alone_share: float = 0.25  # or one rank's, where that is more than everybody's
     signal_min: float = 0.03  # log change of samples, tokens or learning rate
     signal_slack: float = 0.05  # a step may grow by twice the signal's growth and this
 
@@ -70,8 +71,8 @@ def story_of(rows: Rows, cut: Cut, config: StoryConfig) -> PaceStory:
     part = max(parts, key=lambda name: parts[name])
     measured = bool(np.isfinite(rows.column("wall", cut.since)).any())
     if common < config.common_share * step or parts[part] <= 0.0:
-        alone = measured and grown("busy") - grown("wall") - grown("data") >= config.common_share * step
-        part = "one_rank" if alone else "unknown"
+        alone = grown("busy") - grown("wall") - grown("data")
+        part = "one_rank" if measured and alone >= max(common, config.alone_share * step) else "unknown"
     column = COLUMN_OF.get(part)
     return PaceStory(
         part=part,
