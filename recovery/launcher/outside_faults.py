@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,7 @@ class OutsideFaults:
         self._python = python
         self._hogs: list[subprocess.Popen[bytes]] = []
         self._fillers: list[tuple[float, Path]] = []  # when each is taken away
+        self._filling: threading.Thread | None = None
 
     def problem(self, fault: str, rank: LocalRank, given: Mapping[str, float]) -> str:
         """Why it cannot be done, in a sentence; empty where it can."""
@@ -120,18 +122,27 @@ class OutsideFaults:
         return ""
 
     def _fill(self, seconds: float) -> None:
-        """Write until the kernel says that there is no space left."""
+        """Fill the disk, in a thread: it may take seconds, and the launcher has ranks to look after."""
         assert self._checkpoints is not None
         filler = self._checkpoints / FILLER
         self._fillers.append((self._clock.monotonic() + seconds, filler))
-        block = b"\0" * WRITE_BYTES
-        with filler.open("ab", buffering=0) as file:
-            try:
-                while file.write(block) == len(block):
-                    pass
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    raise
+        self._filling = threading.Thread(target=fill_up, args=(filler,), name="transom-disk-full", daemon=True)
+        self._filling.start()
+
+
+def fill_up(filler: Path) -> None:
+    """Make `filler` so large that its disk is full: all that is free at once, and then until the kernel refuses."""
+    disk = os.statvfs(filler.parent)
+    with filler.open("ab", buffering=0) as file:
+        with suppress(OSError):  # a disk that cannot reserve space is filled by writing alone
+            os.posix_fallocate(file.fileno(), 0, max(1, disk.f_bavail * disk.f_frsize))
+        try:
+            file.seek(0, os.SEEK_END)
+            while file.write(b"\0" * WRITE_BYTES):
+                pass
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
 
 
 def worker_of(pid: int) -> tuple[int, int] | None:

@@ -50,7 +50,9 @@ def make(tmp_path: Path) -> Iterator[Callable[..., OutsideFaults]]:
 @pytest.fixture
 def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is said to be small: a test must not fill a real one."""
-    monkeypatch.setattr(outside_faults.os, "statvfs", lambda _: SimpleNamespace(f_blocks=100, f_frsize=4096))
+    monkeypatch.setattr(
+        outside_faults.os, "statvfs", lambda _: SimpleNamespace(f_blocks=100, f_bavail=2, f_frsize=4096)
+    )
 
 
 def test_what_is_done_from_outside_is_what_the_command_line_says() -> None:
@@ -120,6 +122,8 @@ def test_a_disk_is_filled_to_its_end_for_a_while(
     resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 4096, limits[1]))  # stands for the end of the disk
     try:
         faults.do("disk_full", rank_of(1), {"seconds": 5.0})
+        assert faults._filling is not None
+        faults._filling.join()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / FILLER).stat().st_size == 3 * 4096
