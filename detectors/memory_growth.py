@@ -34,6 +34,7 @@ class MemoryConfig:
     slow_window_seconds: float = 1800.0
     points_min: int = 12
     rising_min: float = 0.9  # of pairs of points; noise gives half
+    others_points_min: int = 45  # where no rank of the job does most of the growing
     used_min: float = 0.7  # of the limit
     left_seconds_max: float = 1800.0  # until the limit is reached
     apart_gain_bytes: float = 128 * MIB  # of one rank in the window, while its peers stand
@@ -174,6 +175,8 @@ class MemoryGrowth:
         if left > config.left_seconds_max:
             return None
         rank = whose.rank if whose.rank >= 0 else self._fastest(whose.node, rates)
+        if rank is None and slope.points < config.others_points_min:
+            return None  # none of our ranks: somebody else's program may come and go
         what = {"container.memory.usage": "its container", "system.memory.usage": "its host", GPU: "its GPU"}
         owner = f"Rank {rank} on {whose.node}" if rank is not None else f"Node {whose.node}"
         summary = (

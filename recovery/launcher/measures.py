@@ -50,6 +50,10 @@ class Measures:
             value = _number(path)
             if value is not None and value < UNLIMITED_BYTES:
                 host[name] = value
+        usage = self._container.get("container.memory.usage")
+        if usage is not None and "container.memory.usage" in host:
+            cached = file_cache(usage.with_name("memory.stat"))  # grows up to the limit, and is given back at need
+            host["container.memory.usage"] = max(0.0, host["container.memory.usage"] - cached)
         if self._disk is not None:
             with suppress(OSError):
                 space = os.statvfs(self._disk)
@@ -102,6 +106,18 @@ def container_files(root: Path, membership: Path) -> dict[str, Path]:
     if (root / "memory.current").exists():  # a cgroup namespace
         return _pair(root, "memory.current", "memory.max")
     return {}
+
+
+def file_cache(stat: Path) -> float:
+    """Bytes of a memory cgroup that are files' pages, of its children too; 0.0 where that is not told."""
+    found: dict[str, float] = {}
+    with suppress(OSError, ValueError):
+        for line in stat.read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name.removeprefix("total_") in ("inactive_file", "active_file"):
+                found[name] = float(value)
+    total = [value for name, value in found.items() if name.startswith("total_")]  # version 1 tells both
+    return sum(total or found.values())
 
 
 def _pair(folder: Path, usage: str, limit: str) -> dict[str, Path]:

@@ -106,6 +106,16 @@ def test_a_host_that_fills_up_says_in_how_many_minutes_and_whose_process_it_is()
     assert "15.2 GiB of 20.0 GiB" in near.summary
 
 
+def test_a_host_that_somebody_elses_program_fills_is_told_of_only_when_that_lasts() -> None:
+    def said(until: float) -> list[Told]:
+        told = host("n1", lambda at: 15 * GIB + min(at, until) * 20 * MIB, 20 * GIB)
+        return Bench().run(0.0, 200.0, told | process(2, noisy) | process(3, noisy))
+
+    assert said(60.0) == []
+    (condition,) = conditions(said(200.0))
+    assert (condition.culprits[0].rank, condition.culprits[0].node) == (None, "n1")
+
+
 def test_a_leak_of_hours_is_found_in_the_long_window_even_where_all_ranks_have_it() -> None:
     told = {}
     for rank in range(2):

@@ -75,6 +75,7 @@ def test_ranks_and_host_are_measured_without_any_library(tmp_path: Path) -> None
     published: list[DeviceMetrics] = []
     (tmp_path / "memory.current").write_text("1048576\n")
     (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.stat").write_text("anon 4096\ninactive_file 40000\nactive_file 8576\n")
     measures = Measures(SystemClock(), cast(Any, published.append), tmp_path, tmp_path)
     measures.measure(share(3))
     process, host = published
@@ -83,6 +84,8 @@ def test_ranks_and_host_are_measured_without_any_library(tmp_path: Path) -> None
     assert (host.rank, host.device) == (-1, "host")
     used, total = (host.columns[f"system.memory.{name}"][0] or 0.0 for name in ("usage", "limit"))
     assert 0.0 < used < total
+    assert host.columns["container.memory.usage"] == (1_000_000.0,)
+    assert "container.memory.limit" not in host.columns  # there is none
     assert (host.columns["system.disk.free"][0] or 0.0) > 0.0
 
 
