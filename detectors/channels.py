@@ -9,6 +9,7 @@ from detectors.devices import DeviceChannel
 from detectors.loss import LossChannel
 from detectors.pace import PaceChannel
 from detectors.stack_channel import StackChannel
+from detectors.telemetry import TelemetryChannel
 
 
 def make_channels(config: DetectorConfig) -> dict[str, Channel]:
@@ -19,4 +20,5 @@ def make_channels(config: DetectorConfig) -> dict[str, Channel]:
         "checkpoints": CheckpointChannel(),
         "pace": PaceChannel(config.pace),
         "loss": LossChannel(config.loss),
+        "telemetry": TelemetryChannel(config.telemetry),
     }

@@ -14,6 +14,7 @@ from detectors.merge import MergeConfig
 from detectors.pace import PaceConfig
 from detectors.rank_config import RankChannelConfig
 from detectors.steps import StepsConfig
+from detectors.telemetry import TelemetryConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,4 @@ class DetectorConfig:
     devices: DevicesConfig = field(default_factory=DevicesConfig)
     pace: PaceConfig = field(default_factory=PaceConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

@@ -71,6 +71,11 @@ class FewPeers:
         self._known: list[Floats] = []
 
     @property
+    def grouped(self) -> bool:
+        """Some ranks are compared here."""
+        return len(self._members) > 0
+
+    @property
     def scored(self) -> list[int]:
         return self._state.scored
 
@@ -207,8 +212,11 @@ class FewPeers:
         for node in range(count):
             mine = y[self.nodes.members(node)]
             rest = y[self.nodes.of_rank != node]
-            if len(mine) >= 2 and np.isfinite(mine).all() and np.isfinite(rest).any():
-                out[node] = float(mine.min()) / float(np.nanmax(rest)) - 1.0
+            if len(mine) < 2 or not np.isfinite(mine).all() or not np.isfinite(rest).any():
+                continue
+            others = float(np.nanmax(rest))
+            if others > 0.0:  # ranks that were only ever waiting for a core have no own time
+                out[node] = float(mine.min()) / others - 1.0
         return out
 
     def _largest_other(self, values: Floats) -> Floats:

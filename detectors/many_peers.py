@@ -39,13 +39,14 @@ class ManyPeersConfig:
 
     z_freeze: float = 4.0
     z_clip: float = 20.0
-    smooth_freeze: float = 1.5  # of the smoothed distance, in spreads: a weak slowdown must not be learned away
+    smooth_slow: float = 1.5  # smoothed distance, in spreads, above which offsets move at a quarter of their pace:
+    # a weak slowdown must not be learned away, a rank that has wandered must not stay apart for ever
     smooth_steps: float = 16.0
     mates_min: int = 4
     floor_fraction: float = 0.005  # of the unit: timers and clocks are not better
     first_steps: int = 20  # clean steps behind the first offsets
-    offset_steps_max: int = 200
-    offset_by_peers: bool = False  # offsets move by the peers' spread; else by that among node-mates, which is less
+    offset_steps_max: int = 50  # few, because a rank that is odd among its mates learns nothing
+    node_offset_steps_max: int = 800
     capped_steps: int = 100  # so long an offset stays within its cap
     cap_floors: float = 10.0
     odd_tests: tuple[int, ...] = (120, 240)  # clean steps at which the slow test looks, then every `odd_every`
@@ -129,8 +130,7 @@ class ManyPeers:
             self._shown[0, step % SHOWN] = deviations[:, : len(TIMINGS)]
             self._shown[1, step % SHOWN] = np.clip(apart / width, -clip, clip)[:, : len(TIMINGS)]
         if slot is None and self._is_clean(rows):
-            by_peers = self.config.offset_by_peers
-            self._learn(matrix, step, own, own / spread if by_peers else apart / width, spread if by_peers else width)
+            self._learn(matrix, step, (own, spread), (apart, width))
         return Excesses(self._excess(own, unit), self._excess(apart, unit))
 
     def deviations(self, step: int, *, from_mates: bool = False) -> Singles | None:
@@ -240,22 +240,32 @@ class ManyPeers:
             return False
         return usual is None or now is None or usual / config.length_max <= now <= usual * config.length_max
 
-    def _learn(self, matrix: StepMatrix, step: int, own: Singles, deviations: Singles, width: Singles) -> None:
+    def _learn(
+        self, matrix: StepMatrix, step: int, among_peers: tuple[Singles, Singles], among_mates: tuple[Singles, Singles]
+    ) -> None:
+        """Offsets follow a rank's distance from its mates fast, and that of all mates from the peers slowly: a node's
+        noise is larger and lasts."""
         config, state = self.config, self._state
         state.clean = [*state.clean[-(config.first_steps - 1) :], step]
         if state.rows == 0:
             self._begin(matrix)
             return
+        (own, spread), (apart, width) = among_peers, among_mates
+        fast = np.float32(1.25 / min(state.rows, config.offset_steps_max))
+        still = np.float32(1.25 / min(state.rows, config.node_offset_steps_max))
         with np.errstate(invalid="ignore"):
-            calm = np.isfinite(deviations)
-            self._smooth += np.where(calm, deviations - self._smooth, 0.0) / np.float32(config.smooth_steps)
-            free = calm & (np.abs(deviations) <= config.z_freeze) & (np.abs(self._smooth) <= config.smooth_freeze)
-            pace = np.float32(1.25 / min(state.rows, config.offset_steps_max))
-            self._offset += np.where(free, pace * width * np.sign(own), 0.0)
+            deviations = apart / width
+            known = np.isfinite(deviations)
+            self._smooth += np.where(known, deviations - self._smooth, 0.0) / np.float32(config.smooth_steps)
+            slow = np.where(np.abs(self._smooth) > config.smooth_slow, np.float32(0.25), np.float32(1.0))
+            moved = fast * slow * width * np.sign(apart)
+            self._offset += np.where(known & (np.abs(deviations) <= config.z_freeze), moved, 0.0)
+            node = own - apart
+            self._offset += np.where(np.abs(node) <= config.z_freeze * spread, still * spread * np.sign(node), 0.0)
         state.rows += 1
-        due = state.rows in config.odd_tests or state.rows % config.odd_every == 0
+        due = state.rows in config.odd_tests or (config.odd_every and state.rows % config.odd_every == 0)
         if due and state.rows > config.capped_steps:
-            self._test_offsets(width)
+            self._test_offsets(among_mates[1])
 
     def _begin(self, matrix: StepMatrix) -> None:
         """The first offsets: medians of the first clean steps, none beyond a cap, so that a bad rank stays visible."""
@@ -279,18 +289,20 @@ class ManyPeers:
         state.rows = config.first_steps
 
     def _test_offsets(self, width: Singles) -> None:
-        """Who is always slow, by the first steps or by what its offset has become, and is so now: its distance
-        against those of its peers. Such a rank loses its offset, and the evidence of the next steps names it."""
+        """Who is always slow, by the first steps or by what its offset has become, and is so now: its distance (from
+        its mates, where it has enough: roles may be unknown) against those of its peers. Such a rank loses its
+        offset, and the evidence of the next steps names it."""
         config, column = self.config, AT[self.metric]
         now = self._offset[:, column] + self._smooth[:, column] * width[:, column]
         always = np.minimum(now, np.maximum(self._first, self._offset[:, column]))
+        always = np.where(self._mates, always - self._cells.middles(always[:, None])[self._cells.of_rank, 0], always)
         limit = config.odd_stretch * NormalDist().inv_cdf(1.0 - config.odd_chance / max(1, self.count))
         for members in self._groups:
             apart = always[members] - _median(always[members])
             usual = max(1.4826 * _median(np.abs(apart)), config.floor_fraction)
             for rank in members[np.flatnonzero((apart > limit * usual) & (apart > config.odd_min))].tolist():
                 self._offset[rank, column] = 0.0
-                if self._first[rank] > config.odd_min and rank not in self._state.odd:
+                if self._first[rank] > config.odd_min / 2 and rank not in self._state.odd:
                     self._state.odd.append(rank)
 
 

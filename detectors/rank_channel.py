@@ -59,7 +59,7 @@ class RankChannel:
         self._few = FewPeers([], self._view, count, self.config.few)
         self._many = ManyPeers(nodes, self.config.many) if count > FEW_MAX else None
         # nodes are held against the whole job: a role may live on two of them, of which neither is the odd one
-        everyone = replace(self.config.many, cap_floors=math.inf, offset_by_peers=True, offset_steps_max=800)
+        everyone = replace(self.config.many, cap_floors=math.inf, odd_tests=(), odd_every=0)
         self._everyone = ManyPeers(nodes, everyone) if count > FEW_MAX else None
         self._evidence, self._node_evidence = self._make_evidence()
         self.give_roles(roles)
@@ -122,9 +122,10 @@ class RankChannel:
         self._take_roles(matrix)
         state.scored = [*state.scored[-(KEPT_STEPS - 1) :], step]
         state.count += 1
-        self._few.score(matrix, step, state.metric)
-        if not self.anomalous:
-            self._few.learn(matrix, step, state.metric)
+        if self._few_needed:
+            self._few.score(matrix, step, state.metric)
+            if not self.anomalous:
+                self._few.learn(matrix, step, state.metric)
         if self._many is not None:
             self._score_many(matrix, step)
         return self._judge(matrix)
@@ -213,6 +214,11 @@ class RankChannel:
         found = [np.flatnonzero(roles == number) for number in np.unique(roles)]
         return [mine for mine in found if (2 <= len(mine) <= FEW_MAX if few else len(mine) > FEW_MAX)]
 
+    @property
+    def _few_needed(self) -> bool:
+        """There are small groups, or too few nodes to be compared with each other."""
+        return self._few.grouped or not self._view.many
+
     def _take_roles(self, matrix: StepMatrix | None) -> None:
         """At fixed steps, and never while something is open: who is compared with whom."""
         state, config = self._state, self.config
@@ -265,8 +271,8 @@ class RankChannel:
             told = mine.mates if warm else self._cold(mine.mates)
             for name, evidence in self._evidence.items():
                 evidence.push(told[name]) if age is None else evidence.replace(age, told[name])
-        whole = self._everyone.score(matrix, step) if self._everyone is not None else None
-        if whole is not None:
+        whole = mine if self._everyone is None else self._everyone.score(matrix, step)
+        if whole is not None and self._node_evidence:
             told = whole.peers if warm else self._cold(whole.peers)
             for name, evidence in self._node_evidence.items():
                 values = self._view.excess(told[name])
@@ -287,7 +293,8 @@ class RankChannel:
         found = self._close(count_calm=count_calm)
         odd = [] if self._many is None else self._many.odd
         seen = Seen(matrix, self.roles, self._state.scored, self._state.metric, odd, self._many is not None)
-        found += self._judge_few(seen)
+        if self._few_needed:
+            found += self._judge_few(seen)
         if self._many is not None:
             found += self._judge_many(seen)
         return found

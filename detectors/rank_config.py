@@ -27,7 +27,7 @@ class RankChannelConfig:
     open_max: int = 64
     ranks_at_once: float = 0.03  # of the ranks; more than these (and four) odd at once are a part of the job
     nodes_at_once: float = 0.25
-    rank_floors: tuple[float, ...] = (0.08, 0.06, 0.055, 0.05)  # least threshold of each scale
+    rank_floors: tuple[float, ...] = (0.08, 0.05, 0.04, 0.03)  # least threshold of each scale
     link_floors: tuple[float, ...] = (0.15, 0.10, 0.06, 0.04)
     delay_floors: tuple[float, ...] = (0.15, 0.08, 0.05, 0.03)
     node_floors: tuple[float, ...] = (0.30, 0.15, 0.09, 0.05)

@@ -170,6 +170,17 @@ class StepMatrix:
         slot = step % len(self._step)
         return self._values[slot, :, : len(TIMINGS)].astype(np.float64) if self._step[slot] == step else None
 
+    def told(self, step: int) -> npt.NDArray[np.bool_] | None:
+        """rank × FEATURES: which samples of a step are there; None where the ring no longer has it."""
+        slot = step % len(self._step)
+        return np.asarray(~np.isnan(self._values[slot])) if self._step[slot] == step else None
+
+    def ended_at(self, step: int) -> float | None:
+        """When the first rank had ended the step, as far as they have told; None where none has."""
+        slot = step % len(self._step)
+        seen = self._seen_at[slot][np.isfinite(self._seen_at[slot])]
+        return float(seen.min()) if self._step[slot] == step and len(seen) else None
+
     def report(self, step: int, rank: int) -> tuple[float, int, int | None, int | None]:
         """(ended at, sequence, partition, offset) of the message in which `rank` told of `step`."""
         slot, column = step % len(self._step), self._column[rank]

@@ -1,9 +1,9 @@
 """What a rank and its launcher say to each other, in packets on a Unix socket, and the rank's end.
 
 A packet is a type, a newline and JSON, at most `PACKET_BYTES_MAX` bytes. The rank opens with `hello.v1`
-(again after every reconnect, and once more when it knows its GPU better or is given a role), then sends `metrics.v1`, `logs.v1`
-and `fault_injected.v1`; the launcher may send `inject.v1`, and `flight_wanted.v1`, which a rank that has torch's flight
-recorder answers with `flight.v1`. Both ends ignore a type they do not know.
+(again after every reconnect, and when it knows its GPU better or is given a role), then sends `metrics.v1`,
+`logs.v1` and `fault_injected.v1`; the launcher may send `inject.v1`, and `flight_wanted.v1`, which a rank that has
+torch's flight recorder answers with `flight.v1`. Both ends ignore a type they do not know.
 """
 
 from __future__ import annotations
