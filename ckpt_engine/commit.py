@@ -151,9 +151,10 @@ def retain(storage: Storage, directory: Path, retention_steps: int, *, busy: fro
     for step in step_numbers(directory):
         if step in busy or step in kept_steps:
             continue
-        in_flight = step > oldest and any(
-            attempt >= newest and not is_rejected(rejections, step, attempt)
-            for attempt in attempts_on_disk(directory, step) | _attempts_in_flight(directory, step)
+        there = attempts_on_disk(directory, step) | _attempts_in_flight(directory, step)
+        in_flight = step > oldest and (
+            any(attempt >= newest and not is_rejected(rejections, step, attempt) for attempt in there)
+            or _is_empty(step_folder(directory, step))  # another engine has just made it, and writes into it next
         )
         if not in_flight:
             remove_step(storage, directory, step)
@@ -194,6 +195,13 @@ def _remove_older_attempts(storage: Storage, folder: Path, attempt: int) -> None
         written_by = path.name.rpartition("-a")[2].partition(".")[0]
         if written_by.isdigit() and int(written_by) < attempt:
             storage.remove(path)
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        return next(folder.iterdir(), None) is None
+    except OSError:
+        return False  # gone: there is nothing to keep
 
 
 def _attempts_in_flight(directory: Path, step: int) -> set[int]:

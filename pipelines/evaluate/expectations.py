@@ -35,7 +35,9 @@ RIGHT: Mapping[str, Right] = {
     # torch raises in the rank that waits for the worker: it ends with code 1, through no fault of its code.
     "kill_worker": _right("rank_lost", "host_oom"),
     # Training goes on: the disk is everybody's, and no rank is to blame.
-    "disk_full": Right(frozenset(("checkpoint_failed", "disk_full")), culprit="any"),
+    "disk_full": Right(
+        frozenset(("checkpoint_failed", "disk_full")), culprit="any", tolerated=frozenset(("warning",))
+    ),
     "drop_telemetry": Right(
         frozenset(("telemetry_gap",)), must_be_found=False, tolerated=frozenset(("warning",))
     ),

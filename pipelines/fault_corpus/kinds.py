@@ -54,6 +54,7 @@ class Kind:
     save_every: int = 20
     weight: int = 1  # how often it comes in a plan, against the others
     needs_small_disk: bool = False
+    base_seconds: float = 4.0  # of training before it, at least
     lasting_seconds: float = field(default=0.0)
 
     @property
@@ -64,12 +65,12 @@ class Kind:
 def _lasting(inject: str, weight: int, name: str = "", values: tuple[float, ...] = (), **more: float) -> Kind:
     """A fault that goes on for a while; one level for each value of the parameter `name`."""
     levels: tuple[Level, ...] = ("mild", "middle", "strong") if values else ("strong",)
-    seconds = more.pop("seconds", LASTING_SECONDS)
+    seconds, base_seconds = more.pop("seconds", LASTING_SECONDS), more.pop("base_seconds", 4.0)
     parameters = {
         level: {"seconds": seconds, **more, **({name: value} if values else {})}
         for level, value in zip(levels, values or (0.0,), strict=True)
     }
-    return Kind(inject, parameters, weight=weight, lasting_seconds=seconds)
+    return Kind(inject, parameters, weight=weight, lasting_seconds=seconds, base_seconds=base_seconds)
 
 
 def _once(inject: str, watch_seconds: float, weight: int, **more: float) -> Kind:
@@ -86,10 +87,11 @@ KINDS: Mapping[str, Kind] = {
     "slow_backward": _lasting("slow_backward", 2, "factor", _shares(BACKWARD_SHARE)),
     "sleep": _lasting("sleep", 2, "delay_seconds", (0.25, 0.5, 1.0)),  # × the own compute, see `parameters_of`
     "slow_data": _lasting("slow_data", 2, "delay_seconds", (0.25, 0.5, 1.0)),  # × the step
-    "gil_hog": _lasting("gil_hog", 2),
+    "gil_hog": _lasting("gil_hog", 3),
     "cpu_hog": _lasting("cpu_hog", 2, "processes", (1.0, 2.0, 4.0)),
-    "memory_hog": _lasting("memory_hog", 2, "megabytes_per_second", (20.0, 50.0, 100.0), megabytes_max=1500.0,
-                           seconds=9.0),
+    # Memory is judged over half a minute, and not in the first: what a job needs to begin with is no leak.
+    "memory_hog": _lasting("memory_hog", 1, "megabytes_per_second", (10.0, 20.0, 40.0), megabytes_max=1500.0,
+                           seconds=32.0, base_seconds=30.0),
     "stop": _once("stop", 7.0, 3),
     "kill": _once("kill", 4.0, 3),
     "nan": _once("nan", 4.0, 3, at_step=-1.0),
@@ -97,9 +99,9 @@ KINDS: Mapping[str, Kind] = {
     "scale_gradient": Kind("scale_gradient", {"middle": {"factor": 1e3}, "strong": {"factor": 1e6}},
                            watch_seconds=6.0, weight=1),
     "raise": _once("raise", 4.0, 3),
-    "xid": _once("xid", 4.0, 2),
-    "kill_worker": Kind("kill_worker", {"strong": {}}, watch_seconds=7.0, workers=2, weight=2),
-    "disk_full": Kind("disk_full", {"strong": {"seconds": 10.0}}, save_every=5, weight=2, needs_small_disk=True,
+    "xid": _once("xid", 4.0, 3),
+    "kill_worker": Kind("kill_worker", {"strong": {}}, watch_seconds=7.0, workers=2, weight=3),
+    "disk_full": Kind("disk_full", {"strong": {"seconds": 10.0}}, save_every=5, weight=3, needs_small_disk=True,
                       lasting_seconds=10.0),
     "drop_telemetry": Kind("drop_telemetry", {"mild": {"seconds": 1.5}, "middle": {"seconds": 3.0},
                                               "strong": {"seconds": 6.0}}, lasting_seconds=6.0),

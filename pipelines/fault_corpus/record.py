@@ -25,7 +25,7 @@ from pipelines.recording import RecordingWriter
 from pipelines.settings import load_settings
 
 BASE_STEPS = 60  # before a fault: what the detectors learn a rank's own pace from, and some
-BASE_SECONDS = 4.0  # at least, for what is learned by time and not by step
+START_SECONDS = 2.0  # until the first step, about
 BASE_SECONDS_MAX = 90.0
 CLEAN_SAVE_EVERY = 100
 LABEL_SECONDS_MAX = 10.0
@@ -105,7 +105,7 @@ def _broken(
     kind = KINDS[run.kind]
     session.start([*arguments, "--workers", str(kind.workers), "--save-every", str(kind.save_every)])
     progress = session.progress
-    earliest = clock.monotonic() + BASE_SECONDS + 2.0
+    earliest = clock.monotonic() + START_SECONDS + kind.base_seconds
     _keep(
         writer,
         session.records(lambda: progress.steps >= BASE_STEPS and clock.monotonic() >= earliest, BASE_SECONDS_MAX),

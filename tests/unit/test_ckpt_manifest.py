@@ -278,6 +278,15 @@ def test_a_step_being_trained_again_is_not_swept_away_with_its_rejected_shards(t
     assert put_step(tmp_path, 120, attempt=5, ranks=[1], world_size=2)
 
 
+def test_a_folder_that_another_engine_has_just_made_is_left_to_it(tmp_path: Path) -> None:
+    for step in (2, 3):
+        put_step(tmp_path, step)
+    for step in (1, 4):
+        step_folder(tmp_path, step).mkdir()
+    retain(STORAGE, tmp_path, 2)
+    assert [step_folder(tmp_path, step).exists() for step in (1, 2, 3, 4)] == [False, True, True, True]
+
+
 def test_the_replaced_shards_of_an_older_attempt_are_removed(tmp_path: Path) -> None:
     put_step(tmp_path, 120, attempt=4)
     put_step(tmp_path, 120, attempt=5)

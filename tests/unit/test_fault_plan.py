@@ -65,7 +65,7 @@ def test_what_is_named_is_combined_with_everything_else_that_is_named() -> None:
 def test_kinds_and_severities_alone_choose_from_the_plan() -> None:
     runs = make_plan(Wanted(kinds=("slow_data",), severities=("mild",)))
     assert {(run.kind, run.level) for run in runs} == {("slow_data", "mild")}
-    assert make_plan(Wanted(kinds=(CLEAN,), clean_steps=100))[-1].clean_steps == 80
+    assert make_plan(Wanted(kinds=(CLEAN,), clean_steps=100))[-1].clean_steps == 85
 
 
 @pytest.mark.parametrize(
