@@ -133,19 +133,17 @@ def score_run(scorer: Scorer, arrays: StepArrays, labels: Sequence[Label], clean
 
 
 def alarms(run: ScoredRun, threshold: float) -> list[Story]:
-    """The alarms of one run, the most extreme rank of a step first."""
+    """The alarms of one run. While one stands there is no other: it names the rank that was highest when it began,
+    or every victim of a slow rank would be a false alarm of its own."""
     stories: list[Story] = []
-    over = run.level > threshold
-    open_since: dict[int, int] = {}  # rank: the last step over the threshold
-    for step in np.flatnonzero(over.any(axis=1)):
-        fresh = []
-        for rank in np.flatnonzero(over[step]):
-            if step - open_since.get(int(rank), -(10**9)) > CALM_STEPS:
-                fresh.append(int(rank))
-            open_since[int(rank)] = int(step)
-        for column in sorted(fresh, key=lambda column: -run.level[step, column]):
+    over = np.flatnonzero((run.level > threshold).any(axis=1))
+    last = -(10**9)
+    for step in over.tolist():
+        if step - last > CALM_STEPS:
+            column = int(run.level[step].argmax())
             culprit = Culprit(rank=run.arrays.ranks[column], node=run.arrays.nodes[column])
             stories.append(Story(float(run.arrays.ended_at[step]), None, (culprit,)))
+        last = step
     return stories
 
 

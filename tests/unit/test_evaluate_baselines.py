@@ -77,6 +77,14 @@ def test_an_alarm_that_goes_on_is_one_and_one_after_calm_is_another() -> None:
     assert [story.opened_at for story in alarms(run, 1.0)] == [10.0, 45.0]
 
 
+def test_one_alarm_stands_at_a_time_and_names_the_highest_rank() -> None:
+    level = np.full((60, 4), -np.inf)
+    level[10:20] = 2.0
+    level[10:20, 3] = 3.0
+    (alarm,) = alarms(ScoredRun(arrays(0, steps=60), (), 60, level), 1.0)
+    assert alarm.culprits[0].rank == 3
+
+
 def test_without_a_clean_step_there_is_no_threshold_and_no_alarm() -> None:
     assert threshold_of([], 0.1) == float("inf")
 
