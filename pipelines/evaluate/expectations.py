@@ -23,7 +23,8 @@ RIGHT: Mapping[str, Right] = {
     "slow_data": _right("data_stall", tolerated=_PACE),
     # Nobody's own work is slow: blaming a rank for its node's load is wrong.
     "cpu_hog": Right(frozenset(("contended_node",)), culprit="node", tolerated=frozenset(_PACE)),
-    "memory_hog": _right("memory_growth"),
+    # Pages that are written cost time: its rank may be slow as well.
+    "memory_hog": _right("memory_growth", tolerated=("straggler", *_PACE)),
     "stop": _right("hang"),
     "kill": _right("rank_lost"),
     "nan": _right("nan"),

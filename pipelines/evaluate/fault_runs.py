@@ -68,7 +68,9 @@ def evaluate_run(folder: Path, corpus: CorpusRun | None, settings: Settings) -> 
         if isinstance(message, Metrics):
             collectors.setdefault(message.attempt, StepCollector()).take(message)
     labels = labels_of(folder, corpus)
-    stories = stories_of(replayed.verdicts, replayed.said_at)
+    stopped_at = corpus.stopped_at if corpus is not None and corpus.stopped_at is not None else float("inf")
+    # Ranks that are told to stop lose each other: what is said of that is no word on the fault.
+    stories = [story for story in stories_of(replayed.verdicts, replayed.said_at) if story.opened_at <= stopped_at]
     ends = [at for collector in collectors.values() for at in collector.ended_at.values()]
     alone = next(iter(collectors.values())) if len(collectors) == 1 else None
     return FaultRun(

@@ -154,11 +154,11 @@ def _fits(story: Story, classes: frozenset[FaultClass]) -> bool:
 
 
 def _explains(label: Label, story: Story, tolerance_seconds: float) -> bool:
-    """True words about the fault: tolerated ones, or the right class once more about the same culprit."""
+    """True words about the fault: tolerated ones that blame nobody else, or the right class and culprit once more."""
     if not label.covers(story.opened_at, tolerance_seconds):
         return False
     if story.fault_class is not None and story.fault_class in label.right.tolerated:
-        return True
+        return all(culprit.node == label.node and culprit.rank in (None, *label.ranks) for culprit in story.culprits)
     return _fits(story, label.right.classes) and culprit_right(story, label)
 
 

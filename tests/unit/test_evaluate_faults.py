@@ -16,7 +16,7 @@ from ingest.codec import Codec
 from ingest.events import FaultInjected
 from pipelines.evaluate.evaluation import CannotEvaluate, EvaluateOptions, Evaluation
 from pipelines.evaluate.faults import evaluate
-from pipelines.fault_corpus.corpus import CorpusRun, write_corpus_run
+from pipelines.fault_corpus.corpus import CorpusRun, read_corpus_run, write_corpus_run
 from pipelines.recording import RecordingWriter
 from recovery.action import RECOVERY_TYPES, Command
 from tests.synthetic_job import SyntheticJob
@@ -111,6 +111,16 @@ def test_figures_are_of_the_held_out_part_and_baselines_are_tuned_on_the_other(
     assert evaluation.details["feedback"] == {
         "(an incident that is not in the run)": {"right": 0, "wrong": 2, "unknown": 0}
     }
+
+
+def test_what_is_said_after_the_job_was_told_to_stop_is_not_scored(tmp_path: Path) -> None:
+    write_run(tmp_path, "held-out", 3, slow=1.6)
+    (place,) = (tmp_path / "held-out").iterdir()
+    run = read_corpus_run(place)
+    assert run.fault is not None
+    write_corpus_run(place, msgspec.structs.replace(run, stopped_at=run.fault.at + 0.1))
+    (recall, *_) = evaluate(tmp_path, options()).figures
+    assert (recall.name, recall.value) == ("faults.recall", 0.0)
 
 
 def test_what_is_no_folder_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:

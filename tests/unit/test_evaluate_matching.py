@@ -79,6 +79,8 @@ def test_a_wrong_culprit_alone_is_found_with_the_wrong_culprit() -> None:
 def test_the_same_culprit_once_more_and_true_words_about_the_fault_are_not_false() -> None:
     assert not match([label()], [story(101.0), story(106.0), story(104.0, "job_slow", rank=None)]).false
     assert match([], [story(104.0, "job_slow", rank=None)]).false
+    assert match([label()], [story(101.0), story(104.0, "job_slow", rank=3)]).false
+    assert match([label()], [story(101.0), story(104.0, "job_slow", rank=None, node="node0")]).false
 
 
 def test_a_node_is_a_node_and_a_rank_of_it_is_wrong() -> None:
