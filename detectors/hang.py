@@ -15,12 +15,14 @@ STEPS_AHEAD = 3  # of a stopped rank: nobody waits for it
 
 def look_for_hang(now: float, roster: Roster, config: LivenessConfig) -> Clue | None:
     """The hang that is there now, if any. Progress, not liveness, is what a job owes."""
+    still = now - roster.active_at
+    if still < min(config.stopped_no_progress_seconds, config.frozen_seconds):
+        return None  # nearly always: nobody is asked anything
     live, median_step = roster.live(), roster.median_step
     if not live or roster.over:
         return None
     if roster.last_exit_at is not None and now < roster.last_exit_at + config.after_exit_seconds:
         return None
-    still = now - roster.active_at
     if not roster.trained:
         return _startup(now, roster, live, config) if still >= config.startup_ceiling_seconds else None
     stopped = [rank for rank in live if rank.stalled in STOPPED]
@@ -45,7 +47,7 @@ def look_for_hang(now: float, roster: Roster, config: LivenessConfig) -> Clue | 
 
 def any_stopped(roster: Roster) -> bool:
     """Whether a launcher sees the process of a live rank stopped."""
-    return any(rank.stalled in STOPPED for rank in roster.live())
+    return any(roster.ranks[rank].live and roster.ranks[rank].stalled in STOPPED for rank in roster.stalled)
 
 
 def look_for_stopped(now: float, roster: Roster, config: LivenessConfig, open_keys: list[str]) -> list[Condition | str]:
@@ -54,7 +56,8 @@ def look_for_stopped(now: float, roster: Roster, config: LivenessConfig, open_ke
     Nobody waits for such a rank, so it is no hang; a debugger, a person, or a job that has lost it.
     """
     told: list[Condition | str] = []
-    for _, rank in sorted(roster.ranks.items()):
+    warned = {rank for rank in roster.ranks if f"stopped/{rank}" in open_keys} if open_keys else set()
+    for rank in (roster.ranks[number] for number in sorted(roster.stalled | warned)):
         key = f"stopped/{rank.rank}"
         stopped = rank.live and rank.stalled in STOPPED
         if key in open_keys and not stopped:

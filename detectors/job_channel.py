@@ -37,8 +37,8 @@ class _Bad(msgspec.Struct, frozen=True):
 class _State(msgspec.Struct):
     told: dict[int, int] = {}  # the newest step each rank has told of
     bad: dict[int, list[_Bad]] = {}
-    measured: list[int] = []  # ranks that report gradient norms
-    valued: list[int] = []  # ranks that report losses
+    measured: set[int] = set()  # ranks that report gradient norms
+    valued: set[int] = set()  # ranks that report losses
     since: float | None = None
     done: bool = False
 
@@ -57,10 +57,10 @@ class JobChannel:
         if not message.steps:
             return
         state.told[message.rank] = max(state.told.get(message.rank, -1), *message.steps)
-        if GRADIENT in message.columns and message.rank not in state.measured:
-            state.measured.append(message.rank)
-        if LOSS in message.columns and message.rank not in state.valued:
-            state.valued.append(message.rank)
+        if GRADIENT in message.columns:
+            state.measured.add(message.rank)
+        if LOSS in message.columns:
+            state.valued.add(message.rank)
         for entry in message.non_finite:
             if entry.metric not in (LOSS, GRADIENT) or entry.index >= len(message.steps):
                 continue

@@ -42,6 +42,8 @@ class LivenessConfig:
 
 def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Clue | None:
     """A node of this attempt whose launcher has fallen silent while others speak, or all of them at once."""
+    if all(node.heard_at is None or now - node.heard_at <= config.node_silent_seconds for node in roster.nodes.values()):
+        return None
     nodes = _hosts(roster)
     if not nodes or roster.over:
         return None

@@ -85,6 +85,8 @@ class Roster(msgspec.Struct, kw_only=True):
     resume_step: int | None = None
     last_exit_at: float | None = None
     moved_at: float | None = None  # when any rank last changed its step
+    changed_at: float = 0.0  # when any rank last changed its step or phase
+    stalled: set[int] = set()  # ranks whose process stands still
     outcome: str = ""
     roles_told: int = 0  # grows with every role that a rank is given
     newest_step: int = -1
@@ -122,10 +124,12 @@ class Roster(msgspec.Struct, kw_only=True):
         elif isinstance(message, RankStalled):
             rank.stalled = message.state if message.state[:1] in ("T", "t", "D") else ""
             rank.stalled_since = message.since
+            (self.stalled.add if rank.stalled else self.stalled.discard)(rank.rank)
             rank.last = source if rank.stalled else rank.last
         elif isinstance(message, RankExited):
             rank.exited_at, rank.exit_code, rank.signal = message.at, message.exit_code, message.signal
             rank.stopped_by_launcher, rank.error, rank.stalled = message.stopped_by_launcher, message.error, ""
+            self.stalled.discard(rank.rank)
             self.last_exit_at = max(self.last_exit_at or message.at, message.at)
 
     def beat(self, message: NodeHeartbeat, place: Place | None) -> None:
@@ -156,8 +160,7 @@ class Roster(msgspec.Struct, kw_only=True):
     @property
     def active_at(self) -> float:
         """When anything last changed: a rank's step or its phase, or the attempt's start."""
-        changes = [rank.moved_at for rank in self.ranks.values() if rank.moved_at is not None]
-        return max([self.started_at, *changes])
+        return max(self.started_at, self.changed_at)
 
     @property
     def median_step(self) -> float:
@@ -172,11 +175,13 @@ class Roster(msgspec.Struct, kw_only=True):
     @property
     def trained(self) -> bool:
         """Some rank has completed a step in this attempt."""
-        return any(state.steps_done > 0 for state in self.ranks.values())
+        return self.trained_since is not None
 
     @property
     def over(self) -> bool:
         """Every node that hosts ranks says that its share is gone, or every rank has ended by itself."""
+        if not any(node.ended for node in self.nodes.values()):
+            return False
         hosts = {state.node for state in self.ranks.values()}
         return bool(hosts) and all(self.node(name).ended for name in hosts)
 
@@ -211,6 +216,7 @@ class Roster(msgspec.Struct, kw_only=True):
             self.moved_at = max(self.moved_at or message.at, message.at)
         if message.step != rank.step or message.phase != rank.phase:
             rank.moved_at = message.at
+            self.changed_at = max(self.changed_at, message.at)
         self.enter_phase(rank, message.phase, message.at)
         rank.step = message.step
 

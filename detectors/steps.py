@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -36,6 +36,7 @@ ALIASES = {  # what `run.log(grad_norm=…)` and its like mean; a number under i
 }
 APART = frozenset(("init", "warmup", "checkpoint", "eval"))  # phases whose steps are not compared with training
 NOWHERE = -(2**62)
+LAYOUTS_MAX = 1_000  # sets of column names remembered
 LARGEST = float(np.finfo(np.float32).max)  # beyond it a sample is no number
 
 
@@ -74,7 +75,9 @@ class StepMatrix:
         self._seen_at: Floats = np.full((depth, len(ranks)), np.nan)
         self._sequence: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
         self._offset: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
-        self._step: Ints = np.full(depth, NOWHERE, dtype=np.int64)
+        self._step: list[int] = [NOWHERE] * depth
+        self._layouts: dict[tuple[str, ...], _Layout] = {}
+        self._fresh: dict[tuple[str, ...], _Fresh] = {}  # first reports that are not in the matrix yet
 
     @property
     def ranks(self) -> list[int]:
@@ -100,28 +103,61 @@ class StepMatrix:
             return
         if place is not None:
             state.partition = place.partition
-        columns = [(index, _column(message, name)) for index, name in enumerate(FEATURES)]
+        key = tuple(message.columns)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= LAYOUTS_MAX:
+                self._write_fresh()
+                self._layouts.clear()
+            layout = self._layouts[key] = _Layout(key)
+        columns = [message.columns[name] for name in layout.names]
         for row, step in enumerate(message.steps):
             slot = self._slot(step, message.at)
             if slot is None:
                 continue
-            newer, changed = message.sequence >= self._sequence[slot, column], False
-            cells = self._values[slot, column]
-            for index, samples in columns:
-                value = samples[row] if samples is not None and row < len(samples) else None
-                if value is None or not -LARGEST <= value <= LARGEST or not (newer or np.isnan(cells[index])):
-                    continue
-                changed |= bool(cells[index] != np.float32(value))
-                cells[index] = value
-            late = changed and state.next_step is not None and step < state.next_step
-            if late and step not in state.revised:
+            samples = [samples[row] for samples in columns]
+            known = self._sequence[slot, column]
+            newer = message.sequence >= known
+            if known == -1:  # the first report of this rank and step: written with the others, a matrix at a time
+                fresh = self._fresh.setdefault(key, _Fresh())
+                fresh.slots.append(slot)
+                fresh.columns.append(column)
+                fresh.samples.append(samples)
+                changed = True
+            else:
+                changed = self._revise(slot, column, layout, samples, newer)
+            if changed and state.next_step is not None and step < state.next_step and step not in state.revised:
                 state.revised.append(step)
-            if not newer:
+            if newer:
+                self._seen_at[slot, column] = message.ended_at[row]
+                self._sequence[slot, column] = message.sequence
+                self._offset[slot, column] = -1 if place is None else place.offset
+
+    def _revise(self, slot: int, column: int, layout: _Layout, samples: list[float | None], newer: bool) -> bool:
+        """Another message about a step that this rank has told of: does it change anything?"""
+        self._write_fresh()
+        cells, changed = self._values[slot, column], False
+        for index, value in zip(layout.indices, samples, strict=True):
+            if value is None or not -LARGEST <= value <= LARGEST or not (newer or np.isnan(cells[index])):
                 continue
-            ended = message.ended_at[row] if row < len(message.ended_at) else message.at
-            self._seen_at[slot, column] = ended
-            self._sequence[slot, column] = message.sequence
-            self._offset[slot, column] = -1 if place is None else place.offset
+            changed |= bool(cells[index] != np.float32(value))
+            cells[index] = value
+        return changed
+
+    def _write_fresh(self) -> None:
+        for key, fresh in self._fresh.items():
+            samples = np.array(fresh.samples, dtype=np.float64)
+            samples[~(np.abs(samples) <= LARGEST)] = np.nan
+            indices = self._layouts[key].indices
+            self._values[np.array(fresh.slots)[:, None], np.array(fresh.columns)[:, None], indices] = samples
+        self._fresh = {}
+
+    @property
+    def may_close(self) -> bool:
+        """Whether `close` has anything to look at."""
+        state = self._state
+        following = state.first_step if state.next_step is None else state.next_step
+        return following is not None and following <= state.newest_step
 
     def close(self, now: float, live: set[int]) -> list[int]:
         """The steps that close now, in order: enough live ranks have reported them, or they have waited long enough."""
@@ -160,6 +196,7 @@ class StepMatrix:
 
     def values(self, step: int, feature: str) -> Floats | None:
         """One feature of all ranks, in the order of `ranks`; None where the ring no longer has the step."""
+        self._write_fresh()
         slot = step % len(self._step)
         if self._step[slot] != step:
             return None
@@ -167,11 +204,13 @@ class StepMatrix:
 
     def rows(self, step: int) -> Floats | None:
         """rank × timing of one step, in seconds, timings as in TIMINGS."""
+        self._write_fresh()
         slot = step % len(self._step)
         return self._values[slot, :, : len(TIMINGS)].astype(np.float64) if self._step[slot] == step else None
 
     def told(self, step: int) -> npt.NDArray[np.bool_] | None:
         """rank × FEATURES: which samples of a step are there; None where the ring no longer has it."""
+        self._write_fresh()
         slot = step % len(self._step)
         return np.asarray(~np.isnan(self._values[slot])) if self._step[slot] == step else None
 
@@ -190,9 +229,10 @@ class StepMatrix:
         return seen, int(self._sequence[slot, column]), partition, offset if offset >= 0 else None
 
     def to_state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        self._write_fresh()
         return msgspec.to_builtins(self._state, str_keys=True), {
             "values": self._values, "seen_at": self._seen_at, "sequence": self._sequence,
-            "offset": self._offset, "step": self._step,
+            "offset": self._offset, "step": np.array(self._step, dtype=np.int64),
         }  # fmt: skip
 
     @classmethod
@@ -204,7 +244,7 @@ class StepMatrix:
         matrix._state = parsed
         matrix._values, matrix._seen_at = arrays["values"].copy(), arrays["seen_at"].copy()
         matrix._sequence, matrix._offset = arrays["sequence"].copy(), arrays["offset"].copy()
-        matrix._step = arrays["step"].copy()
+        matrix._step = arrays["step"].tolist()
         return matrix
 
     def _passed(self, step: int, now: float) -> bool:
@@ -220,6 +260,7 @@ class StepMatrix:
             return slot
         if step < 0 or self._step[slot] > step:
             return None
+        self._write_fresh()  # none of it may belong to the step that leaves this slot
         self._step[slot] = step
         self._values[slot], self._seen_at[slot] = np.nan, np.nan
         self._sequence[slot], self._offset[slot] = -1, -1
@@ -231,10 +272,23 @@ class StepMatrix:
         return slot
 
 
-def _column(message: Metrics, name: str) -> tuple[float | None, ...] | None:
-    """A feature's samples, under its own name or an alias."""
-    samples = message.columns.get(name)
-    if samples is None and name in ALIASES:
-        told = (message.columns.get(alias) for alias in ALIASES[name])
-        samples = next((column for column in told if column is not None), None)
-    return samples
+class _Layout:
+    """Which of a message's columns are features: own names first, then aliases."""
+
+    def __init__(self, told: tuple[str, ...]) -> None:
+        found = [(name, index) for index, feature in enumerate(FEATURES) if (name := _told_as(feature, told))]
+        self.names = [name for name, _ in found]
+        self.indices: Ints = np.array([index for _, index in found], dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """Reports of one layout that wait to be written."""
+
+    slots: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    samples: list[list[float | None]] = field(default_factory=list)
+
+
+def _told_as(feature: str, told: tuple[str, ...]) -> str | None:
+    return next((name for name in (feature, *ALIASES.get(feature, ())) if name in told), None)
