@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -84,12 +84,16 @@ class JobDetector:
         config: DetectorConfig | None = None,
         rules: RuleBook | None = None,
         ensemble: Ensemble | None = None,
+        *,
+        trusted: Callable[[float], bool] | None = None,
     ) -> None:
+        """`trusted`: whether what happened at a time may be learned from, where somebody knows better than we."""
         self.job = job
         self.config = config or DetectorConfig()
         self.rules = rules or RuleBook.shipped()
         self._rules_next: RuleBook | None = None
         self.ensemble = ensemble or Ensemble(self.config.ensemble)
+        self._trusted = trusted
         self.counts = Counts()
         self._attempt: _Attempt | None = None
         self._tick: int | None = None
@@ -119,6 +123,11 @@ class JobDetector:
         if self.ensemble.reason:
             notes.append(self.ensemble.reason)
         return tuple(notes)
+
+    def ensemble_level(self, rank: int, fault_class: str) -> tuple[float, float] | None:
+        """How far the ensemble's evidence against a rank has come, and how far it must; in decades."""
+        watch = self._attempt.watch if self._attempt is not None else None
+        return None if watch is None else watch.level_of(rank, fault_class)
 
     def observe(self, message: Message, place: Place | None = None) -> None:
         """Take in one message. Ticks that lie before it happen first, so that no tick sees what comes after it."""
@@ -338,7 +347,8 @@ class JobDetector:
         if attempt.roster.roles_told > channel.roles_told:
             roles = [attempt.roster.ranks[rank].role for rank in channel.ranks]
             channel.give_roles(roles, attempt.roster.roles_told)
-        for step in matrix.close(now, {rank.rank for rank in attempt.roster.live()}):
+        live = {rank.rank for rank in attempt.roster.live()} if matrix.may_close else set()
+        for step in matrix.close(now, live):
             self.counts.steps += 1
             for watching in attempt.channels.values():
                 watching.closed(step, matrix, attempt.roster)
@@ -346,11 +356,11 @@ class JobDetector:
             busy = [key for key in judge.open_conditions() if not key.startswith(BESIDE)]
             broken = judge.fatal_open or judge.waiting or judge.over
             quiet = not (busy or broken or found or channel.anomalous or matrix.is_apart(step))
+            quiet = quiet and (self._trusted is None or self._trusted(now))
             if not broken:
                 watch.closed(Seen(step, matrix, channel, attempt.roster, busy, quiet))
         for step in matrix.take_revised():
             found += channel.rescore(matrix, step)
-            watch.revised(step, channel)
         return found
 
     def _say(self, attempt: _Attempt, finding: Finding, now: float) -> list[Verdict]:

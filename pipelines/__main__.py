@@ -8,7 +8,19 @@ import typer
 
 from ckpt_engine.errors import CheckpointError
 from ingest.bus import BusError
-from pipelines.cli import checkpoints, corpus, diagnose, evaluate, jobs, machine, measures, reads, services, simulation
+from pipelines.cli import (
+    checkpoints,
+    corpus,
+    diagnose,
+    evaluate,
+    fit,
+    jobs,
+    machine,
+    measures,
+    reads,
+    services,
+    simulation,
+)
 from pipelines.errors import StatedError
 from pipelines.extras import extra_of
 from recovery.backend import BackendError
@@ -46,6 +58,7 @@ app.command(rich_help_panel="Look")(reads.approve)
 app.command(rich_help_panel="Look")(jobs.replay)
 app.add_typer(measures.bench, name="bench", rich_help_panel="Measure")
 app.command(rich_help_panel="Measure")(evaluate.evaluate)
+app.command(rich_help_panel="Measure")(fit.fit)
 app.command(rich_help_panel="Measure")(corpus.record_faults)
 app.command(rich_help_panel="Measure")(simulation.simulate)
 

@@ -8,6 +8,7 @@ that nothing need be independent: bursts are in the windows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ class Committee:
             member.name: Tail.fit(member.score(rows if is_top(member.name) else held))
             for member in (*self.deciders, *self.voters)
         }
-        self.levels = Tail.fit(self.level_of(windows))
+        self.levels = _light(Tail.fit(self.level_of(windows)))
         self.checks = tuple(float(f"{score:.9g}") for score in self._check_scores())
 
     def decades(self, rows: Floats, suspects_max: int | None = None) -> Floats:
@@ -172,6 +173,12 @@ def cold_decades(rows: Floats) -> Floats:
 def columns_of(features: tuple[str, ...]) -> npt.NDArray[np.int64]:
     """Where the features stand among TIMINGS."""
     return np.array([TIMINGS.index(name) for name in features], dtype=np.int64)
+
+
+def _light(tail: Tail) -> Tail:
+    """An exponential tail of the same mean: decades are logarithms already, and a heavier one would ask for levels that
+    no row can reach (deviations are clipped)."""
+    return replace(tail, shape=0.0, scale=tail.scale / (1.0 - tail.shape))
 
 
 def _rows(windows: Singles) -> Floats:

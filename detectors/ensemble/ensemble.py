@@ -17,7 +17,7 @@ from detectors.clues import six_digits
 from detectors.ensemble.committee import Committee, fitted
 from detectors.ensemble.config import EnsembleConfig
 from detectors.ensemble.members import is_top
-from detectors.ensemble.models import SEED, EnsembleUnavailable, UnknownModel, load_model, version
+from detectors.ensemble.models import SEED, EnsembleUnavailable, UnknownModel, version
 from detectors.ensemble.start import same_checks
 from detectors.ensemble.stored import Peers, StoredPart
 from detectors.ensemble.suitability import check
@@ -61,15 +61,14 @@ class Ensemble:
         self._thresholds: dict[int, float] = {}
 
     def preload(self) -> None:
-        """Import PyOD and check members that are not Transom's own; without it the ensemble is off and `reason` says
-        so. Raises UnsuitableMember."""
+        """Import PyOD, fit once so that nothing is imported in mid-stream, and check members that are not Transom's
+        own; without PyOD the ensemble is off and `reason` says so. Raises UnsuitableMember."""
         if self.reason:
             return
         try:
-            for name in (*self.config.members, *self.config.votes):
-                if not is_top(name):
-                    load_model(name)
             check_members(self.config)
+            shape = (200, self.config.persistence[1], len(self.config.features))
+            fitted(np.random.default_rng(SEED).normal(0.0, 1.0, shape).astype(np.float32), self._plain)
         except EnsembleUnavailable as error:
             self.reason = f"the ensemble is off: {error}"
 
@@ -80,6 +79,12 @@ class Ensemble:
     @property
     def clean_steps(self) -> int:
         return self._state.clean
+
+    @property
+    def step_seconds(self) -> float:
+        """The usual duration of its clean steps."""
+        lengths = self._state.lengths
+        return six_digits(float(np.median(lengths))) if lengths else 1.0
 
     @property
     def rejected(self) -> int:
@@ -219,7 +224,7 @@ class Ensemble:
         self.committee, self._thresholds = found, {}
         state.rejected, state.fits, state.fitted_at = 0, state.fits + 1, state.clean
         state.checks = list(found.checks)
-        state.step_seconds = six_digits(float(np.median(state.lengths))) if state.lengths else 1.0
+        state.step_seconds = self.step_seconds
 
     def _fitted(self, windows: Singles) -> Committee | None:
         try:
@@ -264,5 +269,5 @@ def versions(config: EnsembleConfig) -> dict[str, str]:
 def _made_of(config: EnsembleConfig) -> dict[str, Any]:
     return {
         "members": list(config.members), "votes": list(config.votes), "features": list(config.features),
-        "persistence": list(config.persistence), "seed": SEED,
+        "persistence": list(config.persistence), "seed": SEED, "smooth": config.smooth,
     }  # fmt: skip

@@ -21,6 +21,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "HBOS": {"n_bins": 20},
     "IForest": {"n_estimators": 50, "max_samples": 256},
 }
+# PyOD compiles these with numba in their first fit: eight seconds in mid-stream, which their few rows never give back.
+INTERPRETED = frozenset(("HBOS",))
 
 
 class EnsembleUnavailable(RuntimeError):
@@ -50,9 +52,13 @@ def load_model(name: str) -> Model:
     except ImportError as error:
         raise EnsembleUnavailable("PyOD is not installed: pip install 'transom[detect]'") from error
     try:
-        kind = getattr(importlib.import_module(f"pyod.models.{name.lower()}"), name)
+        module = importlib.import_module(f"pyod.models.{name.lower()}")
+        kind = getattr(module, name)
     except (ImportError, AttributeError) as error:
         raise UnknownModel(f"PyOD has no detector {name!r} here ({error}); name a class such as KNN") from error
+    if name in INTERPRETED:
+        for key, value in list(vars(module).items()):
+            setattr(module, key, getattr(value, "py_func", value))
     taken = inspect.signature(kind).parameters
     fixed = {"random_state": SEED, "n_jobs": 1}
     chosen = {key: value for key, value in fixed.items() if key in taken} | PARAMETERS.get(name, {})

@@ -36,8 +36,8 @@ class Named(NamedTuple):
 
 
 def support_of(opinions: Opinions, who: Who, matrix: StepMatrix, steps: Sequence[int]) -> Support:
-    """The ensemble's opinion of the steps of a rule's finding."""
-    decades = six_digits(float(np.median([opinion.decades for opinion, _ in opinions])))
+    """The ensemble's opinion of a rule's finding: how odd the newest of its steps is (running means take a while)."""
+    decades = six_digits(opinions[-1][0].decades)
     return Support(decades, _evidence(opinions, who, matrix, steps, decades))
 
 

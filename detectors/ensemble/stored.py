@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from typing import Any, Literal
 
 import msgspec
@@ -69,7 +71,7 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
                     f"Transom reads {FORMAT!r} {VERSION}; fit it anew with `transom fit`"
                 )
             model = msgspec.convert(fields, cls)
-        except (ValueError, KeyError, OSError, AttributeError, EOFError) as error:
+        except (ValueError, KeyError, OSError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             if isinstance(error, ModelRefused):
                 raise
             raise ModelRefused(f"this is no model of `transom fit` ({error}); fit one") from error

@@ -1,7 +1,8 @@
 """The ensemble over one attempt: scores each closed step, supports the rules, and speaks where they have not.
 
-A rank's level is the k-th largest of its last n decades. What the rank channel says itself is never said twice: while
-anything is open about a rank or its node, the ensemble only supports.
+What is scored is a running mean of a rank's deviations: one step of a weak slowdown shows little, and one step of a
+burst proves nothing. A rank's level is the k-th largest of its last n decades. What the rank channel says itself is
+never said twice: while anything is open about a rank or its node, the ensemble only supports.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from detectors.rank_channel import RankChannel
 from detectors.roster import Roster
 from detectors.steps import Floats, StepMatrix
 
-KEPT = 16  # steps whose decades are remembered
 LOOKED_AT_MAX = 8  # ranks of one step that are looked at closely
 
 
@@ -62,7 +62,10 @@ class Watch:
         self._few = FewRows(len(ranks)) if len(ranks) <= FEW_MAX else None
         self._columns = columns_of(ensemble.config.features)
         self._state = _State()
-        self._decades: Singles = np.full((KEPT, len(ranks)), np.nan, dtype=np.float32)
+        shape = (ensemble.config.persistence[1], len(ranks), len(self._columns))
+        self._decades: Singles = np.full(shape[:2], np.nan, dtype=np.float32)  # the newest steps, in a ring
+        self._rows: Singles = np.full(shape, np.nan, dtype=np.float32)  # of the same steps: running means
+        self._mean: Singles = np.zeros(shape[1:], dtype=np.float32)
         self._told: list[Told] = []
         ensemble.begin("many" if self._few is None else "few")
 
@@ -78,9 +81,8 @@ class Watch:
         state, config = self._state, self.ensemble.config
         z = self._deviations(seen.channel, seen.step)
         if z is not None:
-            state.steps = [*state.steps[-(KEPT - 1) :], seen.step]
-            state.scored += 1
-            self._decades[seen.step % KEPT] = self._scored(z)
+            state.steps = [*state.steps[-(config.persistence[1] - 1) :], seen.step]
+            self._push(z)
             self._end(seen)
             self._silence(seen.busy)
             if state.scored > config.restart_steps and len(state.steps) >= config.persistence[1]:
@@ -93,16 +95,14 @@ class Watch:
             state.calm += 1
             self._learn(seen)
 
-    def revised(self, step: int, channel: RankChannel) -> None:
-        """Late samples: ranks of a scored step that had not told are scored now."""
-        if step not in self._state.steps or self.ensemble.committee is None:
-            return
-        z = self._deviations(channel, step)
-        if z is not None:
-            ring = self._decades[step % KEPT]
-            late = np.flatnonzero(np.isnan(ring) & np.isfinite(z).any(axis=1))
-            if len(late):
-                ring[late] = self._scored(z[late])
+    def level_of(self, rank: int, fault_class: str) -> tuple[float, float] | None:
+        """The rank's level now, and the threshold for this class; None before the ensemble is fitted."""
+        width = self.ensemble.config.persistence[1]
+        if self.ensemble.committee is None or rank not in self._ranks or len(self._state.steps) < width:
+            return None
+        decades = np.nan_to_num(self._decades[:, self._ranks.index(rank)]).astype(np.float64)
+        found = float(level(decades, self.ensemble.config.persistence[0]))
+        return found, self.ensemble.threshold(len(self._ranks), fault_class)
 
     def take(self) -> list[Told]:
         """What began and ended since the last call."""
@@ -116,9 +116,10 @@ class Watch:
         column = self._ranks.index(finding.rank)
         steps = [step for step in finding.steps if step in self._state.steps]
         if self.ensemble.committee is None:
-            rows = [z[column] for step in steps if (z := self._deviations(channel, step)) is not None]
-            return cold_support(float(np.median(cold_decades(np.stack(rows)))), finding, matrix) if rows else None
-        opinions = self._opinions(channel, column, steps)
+            rows = self._rows[[self._slot(step) for step in steps], column].astype(np.float64)
+            rows = rows[np.isfinite(rows).any(axis=1)]
+            return cold_support(float(cold_decades(rows)[-1]), finding, matrix) if len(rows) else None
+        opinions = self._opinions(column, steps)
         return support_of(opinions, self._subject(finding.rank, column, channel), matrix, steps) if opinions else None
 
     def begins(self, finding: Finding, support: Support | None) -> bool:
@@ -145,13 +146,13 @@ class Watch:
         self._state.held.pop(f"{finding.kind}/{finding.subject}", None)
         self._state.open.pop(f"{finding.kind}/{finding.subject}", None)
         if finding.rank is not None:
-            self._decades[:, self._ranks.index(finding.rank)] = np.nan
+            self._forget(self._ranks.index(finding.rank))
 
     def to_state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """Between two calls of `take`: JSON-able fields, and arrays for an npz file."""
         assert not self._told
         state: dict[str, Any] = {"watch": msgspec.to_builtins(self._state)}
-        arrays: dict[str, npt.NDArray[Any]] = {"decades": self._decades}
+        arrays: dict[str, npt.NDArray[Any]] = {"decades": self._decades, "rows": self._rows, "mean": self._mean}
         if self._few is not None:
             state["few"], mine = self._few.to_state()
             arrays |= {f"few.{name}": array for name, array in mine.items()}
@@ -159,7 +160,7 @@ class Watch:
 
     def load_state(self, state: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
         self._state = msgspec.convert(state["watch"], _State)
-        self._decades = arrays["decades"].copy()
+        self._decades, self._rows, self._mean = (arrays[name].copy() for name in ("decades", "rows", "mean"))
         if self._few is not None:
             few = {name.removeprefix("few."): array for name, array in arrays.items() if name.startswith("few.")}
             self._few.load_state(state["few"], few)
@@ -169,6 +170,24 @@ class Watch:
         few = self._few
         found = few.deviations(step) if few is not None else channel.deviations(step, from_mates=True)
         return None if found is None else found[:, self._columns]
+
+    def _push(self, z: Singles) -> None:
+        """One more scored step: its running means and their decades."""
+        told = np.isfinite(z)
+        self._mean += np.where(told, np.float32(self.ensemble.config.smooth) * (z - self._mean), np.float32(0.0))
+        slot = self._state.scored % len(self._rows)
+        self._state.scored += 1
+        self._rows[slot] = np.where(told, self._mean, np.nan)
+        self._decades[slot] = self._scored(self._rows[slot])
+
+    def _slot(self, step: int) -> int:
+        """Where one of the newest steps stands in the rings."""
+        state = self._state
+        return (state.scored - len(state.steps) + state.steps.index(step)) % len(self._rows)
+
+    def _forget(self, column: int) -> None:
+        """What was odd of this rank is told; it begins anew."""
+        self._decades[:, column], self._rows[:, column], self._mean[column] = np.nan, np.nan, 0.0
 
     def _scored(self, z: Singles) -> Singles:
         """Decades of each rank; NaN where it has told nothing yet."""
@@ -188,14 +207,14 @@ class Watch:
                 if str(rank) in named or node in named
             ]  # fmt: skip
             self._decades[:, gone] = np.nan
+            self._mean[gone] = 0.0
 
     def _decide(self, seen: Seen) -> None:
         ensemble, state, config = self.ensemble, self._state, self.ensemble.config
         if ensemble.committee is None:
             return
         count = len(self._ranks)
-        slots = [step % KEPT for step in state.steps[-config.persistence[1] :]]
-        levels = level(np.nan_to_num(self._decades[slots]).astype(np.float64), config.persistence[0])
+        levels = level(np.nan_to_num(self._decades).astype(np.float64), config.persistence[0])
         least = min(ensemble.threshold(count, kind) for kind in ("straggler", "data_stall"))
         over = np.flatnonzero(levels >= least)
         opened = {one.column for one in state.open.values()}
@@ -213,6 +232,8 @@ class Watch:
                 ensemble.alarmed_alone()
                 continue
             told = condition_alone(found, seen.matrix, seen.roster)
+            if told.key in state.held:
+                continue  # a rule has found it too, and is heard below
             state.open[told.key] = _Open(column)
             self._told.append(told)
 
@@ -220,26 +241,21 @@ class Watch:
         """Whom and what to blame for a level that was reached; None where it is too small to care about."""
         config, state = self.ensemble.config, self._state
         least = min(self.ensemble.threshold(len(self._ranks), kind) for kind in ("straggler", "data_stall"))
-        recent = state.steps[-config.persistence[1] :]
-        steps = [step for step in recent if self._decades[step % KEPT, column] >= least]
-        opinions = self._opinions(seen.channel, column, steps)
+        steps = [step for step in state.steps if self._decades[self._slot(step), column] >= least]
+        opinions = self._opinions(column, steps)
         if not opinions:
             return None
         subject = self._subject(self._ranks[column], column, seen.channel)
         return attribute(
-            opinions, subject, seen.matrix, (recent, steps), reached, config,
+            opinions, subject, seen.matrix, (state.steps, steps), reached, config,
             lambda kind: self.ensemble.threshold(len(self._ranks), kind),
         )  # fmt: skip
 
-    def _opinions(self, channel: RankChannel, column: int, steps: Sequence[int]) -> list[tuple[Opinion, Floats]]:
-        committee, found = self.ensemble.committee, []
+    def _opinions(self, column: int, steps: Sequence[int]) -> list[tuple[Opinion, Floats]]:
+        committee = self.ensemble.committee
         assert committee is not None
-        for step in steps:
-            z = self._deviations(channel, step)
-            if z is not None and np.isfinite(z[column]).any():
-                row = z[column].astype(np.float64)
-                found.append((committee.opinion(row), row))
-        return found
+        rows = [self._rows[self._slot(step), column].astype(np.float64) for step in steps]
+        return [(committee.opinion(row), row) for row in rows if np.isfinite(row).any()]
 
     def _subject(self, rank: int, column: int, channel: RankChannel) -> tuple[int, str, int, npt.NDArray[np.int64]]:
         """rank, node, its column, and its peers' columns."""
@@ -250,21 +266,22 @@ class Watch:
     def _end(self, seen: Seen) -> None:
         """Over when the decades have stayed below half the threshold for some steps."""
         state, config = self._state, self.ensemble.config
+        if self.ensemble.committee is None:  # what was fitted could not be loaded again: nobody watches them
+            self._told += [Ended(key) for key in state.open]
+            state.open = {}
         for key, one in list(state.open.items()):
-            value = self._decades[seen.step % KEPT, one.column]
+            value = self._decades[self._slot(seen.step), one.column]
             half = self.ensemble.threshold(len(self._ranks), key.partition("/")[0]) / 2
             one.calm = one.calm + 1 if value < half else 0 if np.isfinite(value) else one.calm
             if one.calm >= config.close_steps:
                 del state.open[key]
-                self._decades[:, one.column] = np.nan
+                self._forget(one.column)
                 self._told.append(Ended(key))
 
     def _release(self, seen: Seen) -> None:
         """Rules' findings that feedback keeps back and that are odd enough by now."""
         for key, finding in list(self._state.held.items()):
-            newest = msgspec.structs.replace(
-                finding, steps=tuple(self._state.steps[-self.ensemble.config.persistence[1] :])
-            )
+            newest = msgspec.structs.replace(finding, steps=tuple(self._state.steps))
             support = self.support(newest, seen.matrix, seen.channel)
             if support is not None and support.decades >= self.ensemble.least(finding.kind):
                 del self._state.held[key]
@@ -282,9 +299,7 @@ class Watch:
         if state.scored > config.restart_steps and state.calm >= width:
             stride = max(width, -(-len(self._ranks) // config.windows_each_step))
             columns = np.arange(state.scored % stride, len(self._ranks), stride)
-            parts = [self._deviations(seen.channel, step) for step in state.steps[-width:]]
-            whole = [part[columns] for part in parts if part is not None]
-            if len(columns) and len(whole) == width:
-                windows = np.stack(whole, axis=1)
-                windows = windows[np.all(np.isfinite(windows).any(axis=2), axis=1)]
+            order = [self._slot(step) for step in state.steps]
+            windows = self._rows[order][:, columns].transpose(1, 0, 2)
+            windows = windows[np.all(np.isfinite(windows).any(axis=2), axis=1)]
         self.ensemble.learn(windows, step_seconds)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.cli.options import JsonFile
+from pipelines.cli.options import JsonFile, Model, settings_from, with_model
 
 
 def evaluate(
@@ -25,6 +25,7 @@ def evaluate(
     interval_seconds: Annotated[
         float | None, typer.Option(min=0.001, help="Series: seconds between two rows (asd, omi 300; smd, machine 60).")
     ] = None,
+    model: Model = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure detection against labelled input, baselines beside it; figures go to --json FILE."""
@@ -36,6 +37,7 @@ def evaluate(
     options = EvaluateOptions(
         console=Console(stderr=True, highlight=False),
         feedback=feedback,
+        settings=settings_from(detect=with_model(model)),
         ranks=_sizes(ranks),
         quick=quick,
         interval_seconds=interval_seconds,

@@ -12,7 +12,17 @@ import typer
 from rich.console import Console
 
 from ingest.clock import SystemClock
-from pipelines.cli.options import Bootstrap, BusKind, Config, JsonFile, StateDir, settings_arguments, settings_from
+from pipelines.cli.options import (
+    Bootstrap,
+    BusKind,
+    Config,
+    JsonFile,
+    Model,
+    StateDir,
+    settings_arguments,
+    settings_from,
+    with_model,
+)
 from pipelines.cli.torchrun_flags import refuse_flag, refuse_more_machines
 from pipelines.errors import StatedError
 from pipelines.injectable import FAULTS, listed
@@ -194,8 +204,9 @@ def replay(
         Path | None, typer.Option("--output", help="Write the verdicts to this file, one JSON a line.", dir_okay=False)
     ] = None,
     config: Config = None,
+    model: Model = None,
 ) -> None:
     """Run the live pipeline's detectors over a recorded run; the same input gives the same bytes."""
     from pipelines.replay import replay_recording
 
-    replay_recording(recording, output, settings_from(config), Console(highlight=False))
+    replay_recording(recording, output, settings_from(config, detect=with_model(model)), Console(highlight=False))

@@ -17,6 +17,10 @@ BusKind = Annotated[str | None, typer.Option("--bus", help="sqlite (embedded, on
 Bootstrap = Annotated[
     str | None, typer.Option("--bootstrap-servers", help="Kafka brokers, host:port, comma separated.")
 ]
+Model = Annotated[
+    Path | None,
+    typer.Option("--model", help="Model of `transom fit` to start from (default: detect.model).", dir_okay=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Write the measured figures to this file.", dir_okay=False)
@@ -41,6 +45,11 @@ def settings_from(
     if named:
         overrides["bus"] = named
     return load_settings(config, overrides)
+
+
+def with_model(model: Path | None) -> dict[str, Any] | None:
+    """The part of the settings that `--model` sets, for `settings_from(detect=…)`."""
+    return None if model is None else {"model": model}
 
 
 def settings_arguments(

@@ -7,12 +7,21 @@ import random
 import sys
 from pathlib import Path
 from threading import Event
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ingest.clock import SystemClock
-from pipelines.cli.options import Bootstrap, BusKind, Config, StateDir, settings_arguments, settings_from
+from pipelines.cli.options import (
+    Bootstrap,
+    BusKind,
+    Config,
+    Model,
+    StateDir,
+    settings_arguments,
+    settings_from,
+    with_model,
+)
 from pipelines.settings import Settings
 
 Job = Annotated[str, typer.Option("--job", help="The job.")]
@@ -68,14 +77,18 @@ def up(
 
 
 def detect(
-    config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None
+    config: Config = None,
+    state_dir: StateDir = None,
+    bus: BusKind = None,
+    bootstrap_servers: Bootstrap = None,
+    model: Model = None,
 ) -> None:
     """Metrics, logs and events in, verdicts out."""
     from pipelines.detect import Detect
     from pipelines.open_bus import open_bus
     from pipelines.places import Places
 
-    settings, stop = _service(config, state_dir, bus, bootstrap_servers)
+    settings, stop = _service(config, state_dir, bus, bootstrap_servers, detect=with_model(model))
     clock = SystemClock()
     Detect(settings, Places.of(settings), open_bus(settings, clock, client="detect"), clock).run(stop)
 
@@ -164,15 +177,17 @@ def launcher(
     raise typer.Exit(run_launcher(Places.of(settings), job, node, bus_of_ours, clock, inherited))
 
 
-def _service(config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap) -> tuple[Settings, Event]:
+def _service(
+    config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap, **more: Any
+) -> tuple[Settings, Event]:
     from pipelines.own_process import stop_on_signal
 
     stop = stop_on_signal()
-    return _own_service(config, state_dir, bus, bootstrap_servers), stop
+    return _own_service(config, state_dir, bus, bootstrap_servers, **more), stop
 
 
 def _own_service(
-    config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap, *, back: bool = True
+    config: Config, state_dir: StateDir, bus: BusKind, bootstrap_servers: Bootstrap, *, back: bool = True, **more: Any
 ) -> Settings:
     """For a service that takes signals by itself: until it does, a signal ends the process, and nothing is lost."""
     from pipelines.own_process import go_with_parent, step_back
@@ -180,4 +195,4 @@ def _own_service(
     go_with_parent(os.environ)
     if back:
         step_back()
-    return settings_from(config, state_dir, bus, bootstrap_servers)
+    return settings_from(config, state_dir, bus, bootstrap_servers, **more)

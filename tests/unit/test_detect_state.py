@@ -16,6 +16,8 @@ from detectors.merge import Merge
 from tests.synthetic_job import SyntheticJob, drain, with_places
 
 PLAIN = DetectorConfig(ensemble=EnsembleConfig(on=False))
+SMALL = EnsembleConfig(fit_steps=60, refit_steps=30, hold_steps=2, members=("top1", "PCA"), votes=())
+FITTED = DetectorConfig(ensemble=SMALL)
 
 
 def eventful() -> SyntheticJob:
@@ -39,7 +41,7 @@ def through_files(detector: JobDetector, merge: Merge, config: DetectorConfig) -
     return JobDetector.from_state("job", config, None, told, back), Merge.from_state(merged)
 
 
-@pytest.mark.parametrize("config", [PLAIN, DetectorConfig()], ids=["plain", "ensemble"])
+@pytest.mark.parametrize("config", [PLAIN, FITTED], ids=["plain", "ensemble"])
 def test_a_detector_saved_and_loaded_at_many_points_says_the_same_as_one_that_never_stopped(
     config: DetectorConfig,
 ) -> None:
