@@ -45,11 +45,13 @@ class FakeMatrix:
         self.ranks = list(range(ranks))
         self.factor = np.ones(ranks)
         self.late = np.zeros(ranks)
+        self.queue = np.zeros(ranks)
 
     def rows(self, step: int) -> np.ndarray:
         table = np.full((len(self.ranks), FEATURES), 0.5)
         table[:, COMPUTE] *= self.factor[:, None]
         table[:, DATA] = 0.001 + self.late
+        table[:, QUEUE] = 0.001 + self.queue
         return table
 
     def values(self, step: int, name: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from detectors.ensemble.committee import COMPUTE, DATA, Opinion
 from detectors.ensemble.config import EnsembleConfig
 from detectors.finding import Finding, Kind, Subject, describe
 from detectors.findings import Support, condition_of
-from detectors.many_peers import OPTIMIZER, OWN, WALL
+from detectors.many_peers import DELAY, OPTIMIZER, OWN, STEP, WALL
 from detectors.roster import Roster
 from detectors.steps import Floats, StepMatrix
 from detectors.verdict import Culprit, Evidence
@@ -22,9 +22,11 @@ from detectors.verdict import Culprit, Evidence
 METRIC = "detect.ensemble"
 FEATURES_TOLD = 3
 COMPUTE_SECONDS_MIN, DATA_SECONDS_MIN = 0.002, 0.010
+QUEUE_OF_EXCESS, QUEUE_OF_STEP = 0.5, 0.03  # so much waiting for a core explains what looks slow
 CONFIDENCE = 0.8  # of what no rule has found
 
-Who = tuple[int, str, int, npt.NDArray[np.int64]]  # rank, node, its column, its peers' columns
+Ints = npt.NDArray[np.int64]
+Who = tuple[int, str, int, Ints, Ints]  # rank, node; columns: its own, its peers', those of its node
 Opinions = Sequence[tuple[Opinion, Floats]]
 
 
@@ -61,7 +63,7 @@ def attribute(
 
     `steps`: those looked at, and those of them that were odd. None where the excess is too small to care about.
     """
-    rank, node, column, peers = who
+    rank, node, column, peers, _ = who
     names = config.features
     shares = _shares(opinions)
     slower = np.median([row for _, row in opinions], axis=0) > 0.0
@@ -78,7 +80,7 @@ def attribute(
     subject = Subject(rank, node, np.array([column]), peers)
     mask = np.array([step in steps[1] for step in steps[0]])
     finding = describe(matrix, kind, metric, subject, steps[0], mask, waits=kind == "straggler")
-    if not _matters(finding, matrix, steps[1][-1], config):
+    if not _matters(finding, matrix, steps[1][-1], config) or _queued(finding, who, matrix, steps[1]):
         return None
     decades = six_digits(reached)
     return Named(finding, Support(decades, _evidence(opinions, who, matrix, steps[1], decades)))
@@ -103,6 +105,23 @@ def _matters(finding: Finding, matrix: StepMatrix, step: int, config: EnsembleCo
     return apart >= max(DATA_SECONDS_MIN, config.excess_min * length)
 
 
+def _queued(finding: Finding, who: Who, matrix: StepMatrix, steps: Sequence[int]) -> bool:
+    """The rank or its node waits for a core by a good part of the excess: processors are crowded, nobody is slow."""
+    _, _, column, peers, mates = who
+    waits, lengths = [], []
+    for step in steps:
+        delay, length = matrix.values(step, DELAY), matrix.values(step, STEP)
+        if delay is None or length is None or not np.isfinite(delay[column]) or not np.isfinite(delay[peers]).any():
+            continue
+        usual = float(np.nanmedian(delay[peers]))
+        waits.append(max(float(delay[column]), float(np.nanmedian(delay[mates]))) - usual)
+        lengths.append(float(np.nanmedian(length)))
+    if not waits:
+        return False
+    apart = finding.value - finding.peers_median
+    return float(np.median(waits)) >= min(QUEUE_OF_EXCESS * apart, QUEUE_OF_STEP * float(np.median(lengths)))
+
+
 def _shares(opinions: Opinions) -> Floats:
     """Of each feature in what made the steps odd; they add up to one."""
     total = np.zeros(len(opinions[0][1]))
@@ -117,7 +136,7 @@ def _evidence(
     opinions: Opinions, who: Who, matrix: StepMatrix, steps: Sequence[int], decades: float
 ) -> tuple[Evidence, ...]:
     """The score, and the three features behind it, each with its value and its peers'."""
-    rank, node, column, peers = who
+    rank, node, column, peers, _ = who
     last = opinions[-1][0]
     at = matrix.report(steps[0], rank)[0]
     members = ", ".join(f"{name} {value:.1f}" for name, value in last.members.items())

@@ -18,7 +18,7 @@ from detectors.channel import Ended, Told
 from detectors.ensemble.committee import Opinion, cold_decades, columns_of, level
 from detectors.ensemble.ensemble import Ensemble, Singles
 from detectors.ensemble.few_rows import FewRows
-from detectors.ensemble.says import Named, attribute, cold_support, condition_alone, support_of
+from detectors.ensemble.says import Named, Who, attribute, cold_support, condition_alone, support_of
 from detectors.few_peers import FEW_MAX
 from detectors.finding import Finding
 from detectors.findings import Support, condition_of
@@ -257,11 +257,11 @@ class Watch:
         rows = [self._rows[self._slot(step), column].astype(np.float64) for step in steps]
         return [(committee.opinion(row), row) for row in rows if np.isfinite(row).any()]
 
-    def _subject(self, rank: int, column: int, channel: RankChannel) -> tuple[int, str, int, npt.NDArray[np.int64]]:
-        """rank, node, its column, and its peers' columns."""
+    def _subject(self, rank: int, column: int, channel: RankChannel) -> Who:
         roles = channel.roles
         peers = np.setdiff1d(np.flatnonzero(roles == roles[column]), [column])
-        return rank, self._nodes[column], column, peers
+        mates = np.array([at for at, node in enumerate(self._nodes) if node == self._nodes[column]], dtype=np.int64)
+        return rank, self._nodes[column], column, peers, mates
 
     def _end(self, seen: Seen) -> None:
         """Over when the decades have stayed below half the threshold for some steps."""

@@ -87,6 +87,17 @@ def test_a_run_queue_is_no_ranks_fault_and_what_is_too_small_to_matter_is_not_sa
     assert job.train(20, quiet=False) == []
 
 
+@pytest.mark.parametrize("crowded", [[5], list(range(8))], ids=["the rank waits", "its node waits"])
+def test_a_rank_that_looks_slow_where_processors_are_crowded_is_not_blamed(
+    committee: Committee, crowded: list[int]
+) -> None:
+    job = job_of(committee)
+    job.train(40)
+    job.slow(5)
+    job.matrix.queue[crowded] = 0.06
+    assert job.train(14, quiet=False) == []
+
+
 def test_what_all_ranks_share_and_two_of_a_node_is_not_told_of_a_rank(committee: Committee) -> None:
     job = job_of(committee)
     job.train(40)
