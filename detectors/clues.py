@@ -90,15 +90,13 @@ class Clue(msgspec.Struct, frozen=True, kw_only=True):
 
 def source_of(message: Message, place: Place | None, *, silence: bool = False) -> Source:
     """The identity of `message`, with its place on the bus where that is known."""
+    topic = TOPIC_OF[type(message)]
+    if place is None:
+        return Source(rank=message.rank, node=message.node, topic=topic, sequence=message.sequence, silence=silence)
     return Source(
-        rank=message.rank,
-        node=message.node,
-        topic=TOPIC_OF[type(message)],
-        sequence=message.sequence,
-        partition=None if place is None else place.partition,
-        offset=None if place is None else place.offset,
-        silence=silence,
-    )
+        rank=message.rank, node=message.node, topic=topic, sequence=message.sequence, partition=place.partition,
+        offset=place.offset, silence=silence,
+    )  # fmt: skip
 
 
 def six_digits(value: float) -> float:

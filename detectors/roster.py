@@ -99,6 +99,11 @@ class Roster(msgspec.Struct, kw_only=True):
 
     def observe(self, message: Message, place: Place | None) -> None:
         """Take in one message of this attempt."""
+        if type(message) is Metrics and message.rank >= 0:  # nearly all messages are
+            rank = self._rank(message.rank, message.node)
+            rank.last = source_of(message, place)
+            self._moved(rank, message)
+            return
         if isinstance(message, AttemptStarted):
             self._started(message)
             return
@@ -113,11 +118,9 @@ class Roster(msgspec.Struct, kw_only=True):
         rank = self._rank(message.rank, message.node)
         if isinstance(message, DeviceMetrics):
             self._measured(rank, message)
-        if isinstance(message, Metrics | Logs):
+        if isinstance(message, Logs):
             rank.last = source
-        if isinstance(message, Metrics):
-            self._moved(rank, message)
-        elif isinstance(message, RankStarted):
+        if isinstance(message, RankStarted):
             rank.pid, rank.pci_address = message.pid, message.pci_address or ""
             self.roles_told += rank.role != message.role
             rank.role = message.role

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -72,11 +73,15 @@ def message_type(headers: Headers) -> str:
     for key, raw in headers:
         if key == "ce_type":
             try:
-                name = raw.decode("utf-8")
-            except (UnicodeDecodeError, AttributeError) as error:
+                return _short_name(raw)
+            except (UnicodeDecodeError, AttributeError, TypeError) as error:
                 raise Undecodable("the ce_type header is not UTF-8 text") from error
-            return name.removeprefix(TYPE_PREFIX)
     raise Undecodable("there is no ce_type header; messages carry CloudEvents 1.0 headers")
+
+
+@lru_cache(maxsize=256)
+def _short_name(raw: bytes) -> str:
+    return raw.decode("utf-8").removeprefix(TYPE_PREFIX)
 
 
 def cloud_event_headers(name: str, message: Any) -> tuple[tuple[str, bytes], ...]:

@@ -56,7 +56,8 @@ class Detection:
 
     def feed(self, record: Record) -> str | None:
         """Take one record; returns why it cannot be read, if it cannot: it belongs to the dead letters."""
-        self._next[record.place] = record.offset + 1
+        partition, offset, appended_at = record.partition, record.offset, record.appended_at
+        self._next[record.place] = offset + 1
         try:
             message = self._codec.decode(record.headers, record.value)
         except Undecodable as error:
@@ -69,12 +70,11 @@ class Detection:
                 Merge(self._config.merge), JobDetector(message.job, self._config, self._rules), record.partition, 0.0
             )
             self._jobs[message.job] = job
-        elif job.partition != record.partition:
-            where = f"partition {job.partition} and in {record.partition}"
+        elif job.partition != partition:
+            where = f"partition {job.partition} and in {partition}"
             return f"job {message.job!r} is in {where}; producers must use murmur2 of the key"
-        job.heard_at = record.appended_at
-        place = Place(record.topic, record.partition, record.offset, record.appended_at)
-        job.merge.put(message, place, record.appended_at)
+        job.heard_at = appended_at
+        job.merge.put(message, Place(record.topic, partition, offset, appended_at), appended_at)
         return None
 
     def conclude(self, now: float, lagging: Collection[TopicPartition] = ()) -> list[Verdict]:

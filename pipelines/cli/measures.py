@@ -13,6 +13,30 @@ from pipelines.cli.options import JsonFile
 bench = typer.Typer(help="Measure a room; figures go to --json FILE.", no_args_is_help=True)
 
 
+@bench.command("detect")
+def detect(json_file: JsonFile = None) -> None:
+    """Messages and log lines a second on one core, the cost of a step and the memory as ranks grow (about a minute)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from pipelines.bench_detect import measurements
+    from pipelines.figures import Figure, write_figures
+
+    figures: list[Figure] = []
+    console = Console(highlight=False)
+    with Progress(console=console, transient=True) as progress:
+        planned = measurements()
+        task = progress.add_task("measuring", total=len(planned))
+        for title, measure in planned:
+            progress.update(task, description=title)
+            figures += measure()
+            progress.advance(task)
+    for figure in figures:
+        console.print(f"{figure.name} = {figure.value:,.6g} {figure.unit}")
+    if json_file is not None:
+        write_figures(json_file, figures)
+
+
 @bench.command("recovery")
 def recovery(
     replays: Annotated[int, typer.Option(min=1, help="How often one verdict is delivered.")] = 1000,

@@ -86,11 +86,14 @@ def detect(
     """Metrics, logs and events in, verdicts out."""
     from pipelines.detect import Detect
     from pipelines.open_bus import open_bus
+    from pipelines.own_process import collect_garbage_seldom
     from pipelines.places import Places
 
     settings, stop = _service(config, state_dir, bus, bootstrap_servers, detect=with_model(model))
     clock = SystemClock()
-    Detect(settings, Places.of(settings), open_bus(settings, clock, client="detect"), clock).run(stop)
+    service = Detect(settings, Places.of(settings), open_bus(settings, clock, client="detect"), clock)
+    collect_garbage_seldom()
+    service.run(stop)
 
 
 def recover(
