@@ -278,7 +278,7 @@ class JobDetector:
 
     def _run_ticks(self, until: float, *, before: bool) -> None:
         """Run the ticks up to `until` (not `until` itself where `before`)."""
-        if self._tick is None:
+        if self._tick is None or until < (self._tick + 1) * TICK_SECONDS:
             return
         last = math.ceil(until / TICK_SECONDS) - 1 if before else math.floor(until / TICK_SECONDS)
         if last - self._tick > GAP_TICKS_MAX:
