@@ -20,6 +20,7 @@ from pipelines.evaluate.baselines import (
     threshold_of,
     total,
 )
+from pipelines.evaluate.brought import told_brought
 from pipelines.evaluate.evaluation import CannotEvaluate, EvaluateOptions, Evaluation
 from pipelines.evaluate.expectations import IN_STEP_TIMES
 from pipelines.evaluate.fault_runs import FaultRun, evaluate_run, labelled_runs, told
@@ -65,6 +66,7 @@ def evaluate(path: Path | None, options: EvaluateOptions) -> Evaluation:
         *_severity_table([outcome for run in held_out for outcome in run.matched.outcomes]),
         *(_false_table(held_out) if ours.false else ()),
         *((feedback_table(counts),) if counts else ()),
+        told_brought(held_out),
     ]
     return Evaluation(
         figures=figures("faults", ours),

@@ -65,6 +65,7 @@ class Story:
     culprits: tuple[Culprit, ...]
     class_at: tuple[tuple[str, float], ...] = ()
     summary: str = ""
+    detector: str = ""  # that opened it
 
     def said_at(self, classes: Iterable[str]) -> float:
         """When one of these classes was first said."""
@@ -102,9 +103,9 @@ def stories_of(verdicts: Sequence[Verdict], said_at: Sequence[float]) -> list[St
         first: dict[str, float] = {}
         for verdict, at in revisions:
             first.setdefault(verdict.fault_class, at)
-        stories.append(
-            Story(revisions[0][1], newest.fault_class, newest.culprits, tuple(first.items()), newest.summary)
-        )
+        opened, opened_at = revisions[0]
+        told = tuple(first.items())
+        stories.append(Story(opened_at, newest.fault_class, newest.culprits, told, newest.summary, opened.detector))
     return sorted(stories, key=lambda story: story.opened_at)
 
 

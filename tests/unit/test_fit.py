@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -12,9 +13,12 @@ from typer.testing import CliRunner
 from detectors.ensemble.config import EnsembleConfig
 from detectors.ensemble.feedback import Judged
 from detectors.ensemble.stored import StoredModel
+from detectors.verdict import Culprit
 from ingest.codec import Codec
 from pipelines.__main__ import app
 from pipelines.errors import StatedError
+from pipelines.evaluate.brought import told_brought
+from pipelines.evaluate.matching import Label, Right, Story, match
 from pipelines.fit import recordings_in
 from pipelines.fit_labels import judged_of, missed_spans, spans_of
 from pipelines.recording import RecordingWriter, read_recording
@@ -175,3 +179,12 @@ def test_the_defaults_of_settings_are_those_of_the_ensemble_and_false_switches_i
     ):
         with pytest.raises(SettingsError, match=why):
             ensemble_config(load_settings(overrides={"detect": {"ensemble": wrong}}))
+
+
+def test_evaluation_says_what_the_ensemble_brought() -> None:
+    culprit = (Culprit(rank=3, node="n0"),)
+    mine, rules = (Story(5.0, "straggler", culprit, detector=name) for name in ("ensemble", "rank_channel"))
+    label = Label("slow", Right(frozenset({"straggler"})), 4.0, 9.0, ranks=(3,), node="n0")
+    run = SimpleNamespace(stories=(mine, mine, rules), matched=match([label], [mine, mine]))
+    assert told_brought([run]).startswith("The ensemble opened 2 incident(s)")
+    assert told_brought([SimpleNamespace(stories=(rules,), matched=match([label], [rules]))]).endswith("by itself.")
