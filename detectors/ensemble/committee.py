@@ -120,7 +120,8 @@ class Committee:
         config = self.config
         windows = SECONDS_A_DAY / max(step_seconds, 1e-3) / max(1.0, config.persistence[1] / 2)
         wanted = threshold_decades(config.budget_per_day, entities, max(windows, 1.0))
-        return six_digits(self.levels.score_at(wanted))
+        sure = 1.0 if len(self.windows) >= config.sure_windows else config.unsure_factor
+        return six_digits(sure * self.levels.score_at(wanted))
 
     def like(self, other: Committee, windows: Singles) -> bool:
         """Both score these windows alike: 99th percentiles of no fitted member differ by more than `differ_max`."""

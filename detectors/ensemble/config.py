@@ -37,7 +37,10 @@ class EnsembleConfig:
     close_steps: int = 10
     ranks_at_once: float = 0.03  # of the ranks; more than these (and four) odd at once are a part of the job
     few_shadow_steps: int = 500  # in a small job it decides only after so many clean steps without an alarm of its own
-    excess_min: float = 0.05  # of the peers' compute time; of the step for data
+    excess_min: float = 0.08  # of the peers' compute time; of the step for data
+    few_excess_min: float = 0.06  # in a small job: over the largest of the others, each against its own normal
+    unsure_factor: float = 1.25  # on the threshold while there are fewer windows than `sure_windows`
+    sure_windows: int = 2048
     smooth: float = 0.15  # weight of the newest step in the running mean that is scored: about twelve steps
     wrong_way_z: float = 0.6  # in a slower computation or a later batch: being fast is no fault
     differ_max: float = 3.0  # a refit whose 99th percentile of the last clean steps is so much different is rejected

@@ -53,6 +53,14 @@ class FewRows:
         deviations = np.clip(self._apart(rows[None])[0] / self._scale, -CLIP, CLIP)
         self._shown[step % KEPT] = deviations
 
+    def ratios(self, rows: Floats, name: str) -> Floats:
+        """One timing of a step over each rank's own normal; NaN where either is not known."""
+        index = TIMINGS.index(name)
+        if self._base is None:
+            return np.full(self.ranks, np.nan)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(rows[:, index] / self._base[:, index])
+
     def deviations(self, step: int) -> Singles | None:
         """rank × timing of one of the newest sixteen steps; None before the base is known."""
         return self._shown[step % KEPT].copy() if step in self._steps else None

@@ -246,10 +246,28 @@ class Watch:
         if not opinions:
             return None
         subject = self._subject(self._ranks[column], column, seen.channel)
-        return attribute(
+        found = attribute(
             opinions, subject, seen.matrix, (state.steps, steps), reached, config,
             lambda kind: self.ensemble.threshold(len(self._ranks), kind),
         )  # fmt: skip
+        return found if found is not None and self._beyond_the_others(seen.matrix, found.finding, column) else None
+
+    def _beyond_the_others(self, matrix: StepMatrix, finding: Finding, column: int) -> bool:
+        """In a small job a rank must be beyond the largest of the others, each against its own normal: what hits a core
+        or the host hits more than one."""
+        if self._few is None:
+            return True
+        apart = []
+        for step in finding.steps:
+            rows = matrix.rows(step)
+            if rows is not None:
+                ratios = self._few.ratios(rows, finding.metric)
+                others = np.delete(ratios, column)
+                others = others[np.isfinite(others)]
+                apart += [float(ratios[column] / others.max())] if len(others) else []
+        if finding.kind == "data_stall":
+            return bool(apart) and finding.value >= 2.0 * finding.peers_median
+        return bool(apart) and float(np.median(apart)) >= 1.0 + self.ensemble.config.few_excess_min
 
     def _opinions(self, column: int, steps: Sequence[int]) -> list[tuple[Opinion, Floats]]:
         committee = self.ensemble.committee

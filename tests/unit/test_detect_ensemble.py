@@ -115,14 +115,18 @@ def test_votes_add_to_what_was_decided_and_decide_nothing() -> None:
 
 @pytest.mark.parametrize("chance", [0.02, 0.005])
 def test_the_budget_is_kept_on_clean_windows_that_were_not_learned_from(chance: float) -> None:
-    learned = Committee(windows(21, 800), LIGHT)
+    sure = replace(LIGHT, sure_windows=800)
+    learned = Committee(windows(21, 800), sure)
     entities, step_seconds = 10, 1.0
     in_a_day = entities * 86_400.0 / step_seconds / (LIGHT.persistence[1] / 2)
-    asked = Committee.threshold(
-        _with(learned, replace(LIGHT, budget_per_day=chance * in_a_day)), entities, step_seconds
-    )
+    asked = Committee.threshold(_with(learned, replace(sure, budget_per_day=chance * in_a_day)), entities, step_seconds)
     measured = float((learned.level_of(windows(22, 8000)) >= asked).mean())
     assert chance / 3.0 <= measured <= chance * 3.0
+
+
+def test_a_threshold_on_few_windows_is_a_quarter_higher() -> None:
+    few, sure = (Committee(windows(21, 100), replace(LIGHT, sure_windows=enough)) for enough in (101, 100))
+    assert few.threshold(64, 1.0) == pytest.approx(1.25 * sure.threshold(64, 1.0), rel=1e-5)
 
 
 def test_clean_steps_cross_the_default_threshold_never(committee: Committee) -> None:

@@ -162,6 +162,24 @@ def test_in_a_small_job_one_alarm_of_its_own_silences_it_until_it_has_been_quiet
     assert job.watch.ensemble.decides
 
 
+def test_in_a_small_job_a_rank_must_be_beyond_the_largest_of_the_others(committee: Committee) -> None:
+    """Who shares a core shares its bursts."""
+    said = []
+    for others in (1.0, 1.18):
+        job = job_of(committee, ranks=4)
+        job.watch.ensemble.learn(windows(1, 0), 1.0)
+        job.matrix.factor[:] = 1.0 + 0.01 * job.channel.dice.standard_normal(4)
+        for _ in range(130):
+            job.matrix.factor[:] = 1.0 + 0.01 * job.channel.dice.standard_normal(4)
+            assert job.train(1) == []
+        assert job.watch.ensemble.decides
+        for _ in range(16):
+            job.matrix.factor[:] = 1.0 + 0.01 * job.channel.dice.standard_normal(4)
+            job.matrix.factor[[1, 2]] *= (1.2, others)
+            said += [(others, told.key) for told in conditions(job.train(1, quiet=False))]
+    assert said == [(1.0, "straggler/1")]
+
+
 def test_verdicts_called_wrong_ask_for_more_decades_and_a_rules_finding_waits_until_it_has_them(
     committee: Committee,
 ) -> None:
