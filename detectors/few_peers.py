@@ -17,6 +17,7 @@ import numpy.typing as npt
 from detectors.hysteresis import Bools
 from detectors.many_peers import DATA, DELAY, STEP
 from detectors.node_view import NodeView
+from detectors.open_findings import Opened
 from detectors.steps import Floats, Ints, StepMatrix
 
 WINDOW = 60  # scored steps remembered
@@ -30,7 +31,7 @@ class FewPeersConfig:
     base_steps_min: int = 20
     base_steps_max: int = 80
     excess_open: float = 0.10
-    excess_open_alone: float = 0.25  # the only rank of its group on its node
+    excess_open_alone: float = 0.35  # the only rank of its group on its node
     excess_close: float = 0.05
     open_steps: int = 5
     of_steps: int = 8
@@ -157,6 +158,18 @@ class FewPeers:
         with np.errstate(invalid="ignore"):
             over = self.node_excess[-config.node_of_steps :] > config.node_excess
         return np.asarray(over.sum(axis=0) >= config.node_steps) & (not self.cold)
+
+    def calm(self, opened: Opened) -> bool:
+        """The newest step is below half of what opened this finding."""
+        config, column = self.config, opened.column
+        if opened.kind == "data_stall":
+            return bool(self.data[-1, column] < 0.5)
+        if opened.kind == "contended_node":
+            members = self.nodes.members(column)
+            return bool((self.delay[-1, members] < config.contended_delay_fraction / 2).any())
+        if opened.whole_node:
+            return bool(self.node_excess[-1, column] < config.node_excess / 2)
+        return bool(self.excess[-1, column] < opened.threshold)
 
     def clear(self, column: int, *, whole_node: bool) -> None:
         """A finding about it is over: the long windows begin anew."""

@@ -24,7 +24,7 @@ Singles = npt.NDArray[np.float32]
 
 SAMPLED_MAX = 2048  # entities looked at in one calibration; which ones rotates
 POOL = 8192  # order statistics remembered of each scale
-POOL_MIN = 24  # fewer say nothing
+POOL_MIN, WINDOWS_MIN = 24, 2  # fewer samples, or windows that they come from, say nothing
 TAIL_MIN, TAIL_SAMPLES = 500, 20  # fewer say nothing about a tail; so many are taken to lie in it
 SHAPE_MIN, SHAPE_MAX = 0.65, 1.0  # of the tail: exp(-x^(1/shape)); 0.65 is a normal distribution's, 1 an exponential's
 BENT = 0.2  # so much flatter is the tail's far end than its shape between the two quantiles
@@ -47,9 +47,10 @@ class EvidenceConfig:
     false_per_step: float = 1e-5  # of one kind of evidence, over all entities and scales
     calibrate_steps: int = 16
     stretch: float = 1.1  # on what the tail says
+    sparse_stretch: float = 1.25  # on the width of a normal distribution, all there is while samples are few
     cold: tuple[float, ...] = (0.40, 0.30, 0.20, 0.15)  # thresholds of each scale before it is calibrated
-    unsure_factor: float = 1.25  # while a scale has seen few windows
-    sure_windows: int = 8
+    unsure_factor: float = 1.3  # while a scale has seen few windows
+    sure_windows: int = 4
 
 
 class _State(msgspec.Struct):
@@ -199,22 +200,21 @@ class Evidence:
         """The threshold that clean windows of this scale exceed as seldom as the budget wants."""
         state, config, floor = self._state, self.config, self.floors[index]
         samples = np.sort(self._pool[index, : min(state.pooled[index], POOL)].astype(np.float64))
-        if len(samples) < POOL_MIN:
+        if len(samples) < POOL_MIN or state.windows[index] < WINDOWS_MIN:
             return max(floor, config.cold[index])
         independent = max(1.0, scale.of / 2)  # steps after which a window is another one
         chance = config.false_per_step * independent / (self.entities * len(SCALES))
         middle = float(np.median(samples))
         width = 1.4826 * float(np.median(np.abs(samples - middle)))
-        far = NormalDist().inv_cdf(1.0 - chance) * width
+        far = config.sparse_stretch * NormalDist().inv_cdf(1.0 - chance) * width
         if len(samples) >= TAIL_MIN:
             rare = TAIL_SAMPLES / len(samples)
             inner, outer = (max(float(np.quantile(samples, 1.0 - one)) - middle, 1e-9) for one in (0.05, rare))
             growth = math.log(outer / inner) / math.log(math.log(rare) / math.log(0.05)) - BENT
             shape = min(max(growth, SHAPE_MIN), SHAPE_MAX)
             far = max(far, config.stretch * outer * (math.log(chance) / math.log(rare)) ** shape)
-        if state.windows[index] < config.sure_windows:
-            far *= config.unsure_factor
-        return float(f"{max(floor, middle + far):.6g}")
+        unsure = config.unsure_factor if state.windows[index] < config.sure_windows else 1.0
+        return float(f"{max(unsure * floor, middle + unsure * far):.6g}")
 
     def _count_again(self) -> None:
         depth, pushed = self._depth, self._state.pushed

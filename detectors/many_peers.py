@@ -87,6 +87,7 @@ class ManyPeers:
         self._groups: list[Ints] = []
         self._offset: Singles = np.zeros((count, len(COLUMNS)), dtype=np.float32)
         self._smooth: Singles = np.zeros((count, len(COLUMNS)), dtype=np.float32)
+        self._beside: Singles = np.full((KEPT, count), np.nan, dtype=np.float32)  # of the computation, from all peers
         self._first: Singles = np.zeros(count, dtype=np.float32)  # of the computation, over the first clean steps
         self._shown: Singles = np.full((2, SHOWN, count, len(TIMINGS)), np.nan, dtype=np.float32)
         # step × group × (median, unit, centre, spread) × column
@@ -103,20 +104,25 @@ class ManyPeers:
         """Columns of the ranks that were odd from their first step on."""
         return self._state.odd
 
-    def set_groups(self, groups: list[Ints], matrix: StepMatrix) -> None:
-        """Compare within these groups (columns of the matrix); what was learned of the old ones is learned anew."""
+    def set_groups(self, groups: list[Ints], known: ManyPeers) -> None:
+        """Compare within these groups (columns of the matrix) from now on. `known` compares with everybody: what it
+        has learned of a rank, less what it has learned of its new peers' median, is the rank's offset among them."""
         self._set_groups(groups)
         state = self._state
-        state.steps, state.shown, state.odd, state.rows = [], [], [], 0
-        self._offset[:], self._smooth[:] = 0.0, 0.0
-        self._begin(matrix)
+        state.steps, state.shown = [], []
+        state.rows = known._state.rows
+        of_step = np.array([name in OF_STEP for name in COLUMNS])
+        for members in groups:
+            theirs = known._offset[members]
+            middle = _medians(np.ascontiguousarray(theirs.T))
+            self._offset[members] = np.where(of_step, theirs - middle, (1.0 + theirs) / (1.0 + middle) - 1.0)
 
-    def score(self, matrix: StepMatrix, step: int) -> Excesses | None:
-        """Excess of each rank by kind of evidence, in the units of the module; None where the step is not kept."""
-        rows = self._rows(matrix, step)
-        if rows is None:
+    def score(self, matrix: StepMatrix, step: int, *, again: bool = False) -> Excesses | None:
+        """Excess of each rank by kind of evidence, in the units of the module; None where the step is not kept.
+        `again`: it was scored before, and some of its samples have come since."""
+        rows, state = self._rows(matrix, step), self._state
+        if rows is None or (again and step not in state.steps):
             return None
-        state = self._state
         slot = state.steps.index(step) if step in state.steps else None
         if slot is None:
             state.steps = [*state.steps[-(KEPT - 1) :], step]
@@ -126,6 +132,7 @@ class ManyPeers:
         apart, width = self._from_mates(own, spread)
         clip = self.config.z_clip
         deviations = np.clip(own / spread, -clip, clip)
+        self._beside[step % KEPT] = own[:, AT[self.metric]]
         if step in state.shown:
             self._shown[0, step % SHOWN] = deviations[:, : len(TIMINGS)]
             self._shown[1, step % SHOWN] = np.clip(apart / width, -clip, clip)[:, : len(TIMINGS)]
@@ -137,6 +144,11 @@ class ManyPeers:
         """rank × timing of one of the newest sixteen steps, in spreads of the peers (or from the node's mates, where
         there are enough, in spreads of such distances); NaN = not measured."""
         return self._shown[int(from_mates), step % SHOWN].copy() if step in self._state.shown else None
+
+    def beside_peers(self, column: int, steps: Sequence[int]) -> float:
+        """Median excess of a rank's computation over all its peers', over those of these steps that are kept."""
+        kept = [self._beside[step % KEPT, column] for step in steps if step in self._state.steps]
+        return _median(np.array(kept, dtype=np.float32))
 
     def normals(self) -> tuple[Singles, Singles, Singles] | None:
         """For each rank: its normal computation over its peers' (1 = the same), its normal data wait over theirs in
@@ -152,7 +164,7 @@ class ManyPeers:
         built: dict[str, Any] = msgspec.to_builtins(self._state)
         return {**built, "metric": self.metric}, {
             "offset": self._offset, "smooth": self._smooth, "shown": self._shown, "statistics": self._statistics,
-            "group": self._group_of, "first": self._first,
+            "group": self._group_of, "first": self._first, "beside": self._beside,
         }  # fmt: skip
 
     def load_state(self, state: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
@@ -161,7 +173,7 @@ class ManyPeers:
         self._set_groups([np.flatnonzero(group == number) for number in range(int(group.max(initial=-1)) + 1)])
         self._state = msgspec.convert({k: v for k, v in state.items() if k != "metric"}, _State)
         self._offset, self._smooth = arrays["offset"].copy(), arrays["smooth"].copy()
-        self._first = arrays["first"].copy()
+        self._first, self._beside = arrays["first"].copy(), arrays["beside"].copy()
         self._shown, self._statistics = arrays["shown"].copy(), arrays["statistics"].copy()
 
     def _set_groups(self, groups: list[Ints]) -> None:
@@ -304,6 +316,17 @@ class ManyPeers:
                 self._offset[rank, column] = 0.0
                 if self._first[rank] > config.odd_min / 2 and rank not in self._state.odd:
                     self._state.odd.append(rank)
+
+
+def far_out(excess: dict[str, Singles], spreads: float, least: float) -> dict[str, Singles]:
+    """Before offsets are known only what is far beyond the spread of all values counts."""
+    out = {}
+    for name, values in excess.items():
+        spread = 1.4826 * _median(np.abs(values - _median(values)))
+        with np.errstate(invalid="ignore"):
+            far = (values > spreads * spread) & (values > least)
+            out[name] = np.where(far, values, np.minimum(values, 0.0))
+    return out
 
 
 def _worth(excess: Singles, unit: Singles, seconds_min: float) -> Singles:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from detectors.few_peers import FEW_MAX, FewPeers
 from detectors.finding import Finding
 from detectors.hysteresis import SCALES, Bools, Evidence, Singles, since_shift
-from detectors.many_peers import OWN, WALL, ManyPeers
+from detectors.many_peers import OWN, WALL, ManyPeers, far_out
 from detectors.node_view import NodeView
 from detectors.open_findings import KIND_OF, Opened, OpenFindings, Seen
 from detectors.rank_config import RankChannelConfig
@@ -60,7 +60,7 @@ class RankChannel:
         self._many = ManyPeers(nodes, self.config.many) if count > FEW_MAX else None
         # nodes are held against the whole job: a role may live on two of them, of which neither is the odd one
         everyone = replace(self.config.many, cap_floors=math.inf, odd_tests=(), odd_every=0)
-        self._everyone = ManyPeers(nodes, everyone) if count > FEW_MAX else None
+        self._everyone = ManyPeers(nodes, everyone)
         self._evidence, self._node_evidence = self._make_evidence()
         self.give_roles(roles)
         self._take_roles(None)
@@ -174,17 +174,16 @@ class RankChannel:
             return {}
         ranks = {f"rank-{name}": evidence for name, evidence in self._evidence.items()}
         nodes: dict[str, Any] = {f"node-{name}": one for name, one in self._node_evidence.items()}
-        if self._everyone is not None:
-            nodes["everyone"] = self._everyone
-        return {"many": self._many, **ranks, **nodes}
+        return {"many": self._many, "everyone": self._everyone, **ranks, **nodes}
 
     def _make_evidence(self) -> tuple[dict[str, Evidence], dict[str, Evidence]]:
         if self._many is None:
             return {}, {}
         config, view = self.config, self._view
         floors = {"link": config.link_floors, "delay": config.delay_floors}
+        count, usual = len(self.ranks), config.floors_for(len(self.ranks))
         ranks = {
-            name: Evidence(len(self.ranks), floors.get(name, config.rank_floors), config.evidence, calibrated=True)
+            name: Evidence(count, floors.get(name, usual), config.evidence, calibrated=True)
             for name in ("compute", "optimizer", "data", "link")
         }
         nodes: dict[str, Evidence] = {}
@@ -232,7 +231,7 @@ class RankChannel:
             groups, state.taken = given_roles(state.given), True
         else:
             due = state.count in config.roles_at or (state.count and state.count % config.roles_every == 0)
-            normals = self._everyone.normals() if due and self._everyone is not None else None
+            normals = self._everyone.normals() if due else None
             if normals is None:
                 return
             groups = learned_roles(*normals, self.nodes)
@@ -241,8 +240,7 @@ class RankChannel:
         state.roles = groups.tolist()
         self._few.set_groups(self._groups(few=True))
         if self._many is not None and matrix is not None:
-            self._many.set_groups(self._groups(few=False), matrix)
-            self._forget_evidence()
+            self._many.set_groups(self._groups(few=False), self._everyone)
 
     def _forget_evidence(self) -> None:
         for evidence in (*self._evidence.values(), *self._node_evidence.values()):
@@ -266,28 +264,17 @@ class RankChannel:
         """Hand a step's excess to the evidence of ranks and nodes; `age`: it is not the newest one."""
         assert self._many is not None
         warm = self._state.warm
-        mine = self._many.score(matrix, step)
+        mine = self._many.score(matrix, step, again=age is not None)
         if mine is not None:
-            told = mine.mates if warm else self._cold(mine.mates)
+            told = mine.mates if warm else far_out(mine.mates, self.config.cold_z, self.config.cold_excess)
             for name, evidence in self._evidence.items():
                 evidence.push(told[name]) if age is None else evidence.replace(age, told[name])
-        whole = mine if self._everyone is None else self._everyone.score(matrix, step)
+        whole = self._everyone.score(matrix, step, again=age is not None)
         if whole is not None and self._node_evidence:
-            told = whole.peers if warm else self._cold(whole.peers)
+            told = whole.peers if warm else far_out(whole.peers, self.config.cold_z, self.config.cold_excess)
             for name, evidence in self._node_evidence.items():
                 values = self._view.excess(told[name])
                 evidence.push(values) if age is None else evidence.replace(age, values)
-
-    def _cold(self, excess: dict[str, Singles]) -> dict[str, Singles]:
-        """Before offsets are known only what is far beyond the spread of its peers counts."""
-        out = {}
-        for name, values in excess.items():
-            finite = values[np.isfinite(values)]
-            spread = 1.4826 * float(np.median(np.abs(finite - np.median(finite)))) if len(finite) else np.nan
-            with np.errstate(invalid="ignore"):
-                far = (values > self.config.cold_z * spread) & (values > self.config.cold_excess)
-                out[name] = np.where(far, values, np.minimum(values, 0.0))
-        return out
 
     def _judge(self, matrix: StepMatrix, *, count_calm: bool = True) -> list[Finding]:
         found = self._close(count_calm=count_calm)
@@ -308,7 +295,7 @@ class RankChannel:
                 over = among.calm(opened.column, opened.scale, opened.threshold)
             else:
                 if count_calm:
-                    opened.calm = opened.calm + 1 if self._is_calm(opened) else 0
+                    opened.calm = opened.calm + 1 if self._few.calm(opened) else 0
                 over = opened.calm >= self.config.close_steps
             if over:
                 self._clear(opened)
@@ -325,18 +312,6 @@ class RankChannel:
         if opened.whole_node and opened.name in self._evidence:
             for column in self._view.members(opened.column).tolist():
                 self._evidence[opened.name].clear(column)
-
-    def _is_calm(self, opened: Opened) -> bool:
-        """The newest step of a finding among few peers is below half of what opened it."""
-        few, config, column = self._few, self.config.few, opened.column
-        if opened.kind == "data_stall":
-            return bool(few.data[-1, column] < 0.5)
-        if opened.kind == "contended_node":
-            members = self._view.members(column)
-            return bool((few.delay[-1, members] < config.contended_delay_fraction / 2).any())
-        if opened.whole_node:
-            return bool(few.node_excess[-1, column] < config.node_excess / 2)
-        return bool(few.excess[-1, column] < opened.threshold)
 
     def _judge_few(self, seen: Seen) -> list[Finding]:
         """The measured rule, the long window for weak slowdowns, and whole nodes."""
@@ -387,10 +362,19 @@ class RankChannel:
                 node = int(self._view.of_rank[column])
                 if self._shared(evidence, node, scale):
                     found += self._open_counted_node(name, node, scale, seen)
-                else:
+                elif self._stands_out(name, column, evidence, scale):
                     opened = Opened(name, column, False, True, scale, evidence.thresholds[scale])
                     found += self._open.open_rank(opened, evidence.onset(column, scale), seen)
         return found
+
+    def _stands_out(self, name: str, column: int, evidence: Evidence, scale: int) -> bool:
+        """Who is slow among its mates is slow among all its peers too; else its mates are fast."""
+        if name != "compute" or self._many is None:
+            return True
+        mask = evidence.onset(column, scale)
+        scored = self._state.scored[-len(mask) :]
+        steps = [step for step, over in zip(scored, mask, strict=True) if over]
+        return not self._many.beside_peers(column, steps) < evidence.thresholds[scale] / 2
 
     def _shared(self, evidence: Evidence, node: int, scale: int) -> bool:
         """Most ranks of the node are well on their way to the same finding."""

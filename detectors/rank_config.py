@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from detectors.few_peers import FewPeersConfig
@@ -27,11 +28,17 @@ class RankChannelConfig:
     open_max: int = 64
     ranks_at_once: float = 0.03  # of the ranks; more than these (and four) odd at once are a part of the job
     nodes_at_once: float = 0.25
-    rank_floors: tuple[float, ...] = (0.08, 0.05, 0.04, 0.03)  # least threshold of each scale
+    rank_floors: tuple[float, ...] = (0.08, 0.05, 0.04, 0.03)  # least threshold of each scale, with 64 ranks
+    floors_grow: float = 0.20  # by this much of themselves with each doubling of the ranks: one in thousands wanders
     link_floors: tuple[float, ...] = (0.15, 0.10, 0.06, 0.04)
     delay_floors: tuple[float, ...] = (0.15, 0.08, 0.05, 0.03)
-    node_floors: tuple[float, ...] = (0.30, 0.15, 0.09, 0.05)
+    node_floors: tuple[float, ...] = (0.30, 0.15, 0.10, 0.06)
     few_node_floors: tuple[float, ...] = (0.40, 0.25, 0.12, 0.06)  # nodes too few to calibrate on
+
+    def floors_for(self, ranks: int) -> tuple[float, ...]:
+        """The least thresholds in a job of so many ranks."""
+        grown = 1.0 + self.floors_grow * max(0.0, math.log2(max(1, ranks) / 64.0))
+        return tuple(grown * floor for floor in self.rank_floors)
 
     def with_ratio(self, ratio: float) -> RankChannelConfig:
         """The same with another excess at which a rank is a straggler; what depends on it goes along."""

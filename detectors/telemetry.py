@@ -36,7 +36,8 @@ class TelemetryConfig:
     peers_told: float = 0.75  # of the ranks that know the metric
     back_steps: int = 3
     open_max: int = 8  # more at once are the bus's or the job's doing, not a rank's
-    looked_up_steps: int = 16
+    looked_up_steps: int = 8  # the oldest of a gap: what is late has come there by now
+    steps_max: int = 256
 
 
 class _Gap(msgspec.Struct):
@@ -85,7 +86,7 @@ class TelemetryChannel:
         if there is None or at is None:
             return
         state.step, state.at = step, at
-        state.steps = [*state.steps[-(self.config.looked_up_steps - 1) :], step]
+        state.steps = [*state.steps[-(self.config.steps_max - 1) :], step]
         self._known += there & (self._known < self.config.known_steps)
         self._missing = np.where(there, 0, np.minimum(self._missing + 1, np.iinfo(np.int16).max - 1)).astype(np.int16)
         self._since = np.where(there, np.nan, np.where(np.isnan(self._since), at, self._since))
@@ -152,11 +153,12 @@ class TelemetryChannel:
         """Metrics of which late messages have told since their steps closed: those are only slow to arrive."""
         assert self._matrix is not None
         late: Bools = np.zeros(len(FEATURES), dtype=np.bool_)
-        for step in self._state.steps:
+        known = self._known[column] >= self.config.known_steps
+        run = int(self._missing[column][known].max())
+        for step in self._state.steps[-run:][: self.config.looked_up_steps]:
             there = self._matrix.told(step)
             if there is not None:
-                late |= there[column]
-        late &= self._missing[column] >= len(self._state.steps)
+                late |= there[column] & (self._missing[column] >= run - self.config.gap_steps)
         self._missing[column, late], self._since[column, late] = 0, self._state.at
         return late
 

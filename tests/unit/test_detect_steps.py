@@ -104,3 +104,27 @@ def test_a_late_sample_in_the_window_can_take_the_ground_from_under_a_score() ->
     assert [(finding.kind, finding.subject, finding.steps) for finding in found] == [
         ("straggler", "0", (39, 40, 41, 42, 43))
     ]
+
+
+def test_of_two_messages_about_a_step_the_later_one_counts_whichever_comes_first() -> None:
+    matrix = StepMatrix([0])
+    matrix.add(told(0, (0,), 2.0, 10.2, sequence=5), None)
+    matrix.add(told(0, (0,), 1.0, 10.0, sequence=4), None)
+    assert matrix.values(0, OWN).tolist() == [2.0]
+    assert matrix.report(0, 0)[1] == 5
+
+
+def test_a_late_message_that_changes_nothing_revises_nothing() -> None:
+    matrix = StepMatrix([0, 1])
+    matrix.add(told(0, (0,), 1.0, 10.0), None)
+    assert matrix.close(14.0, {0, 1}) == [0]
+    matrix.add(told(0, (0,), 1.0, 10.0), None)
+    assert matrix.take_revised() == []
+
+
+def test_a_number_beyond_what_the_matrix_holds_is_no_number() -> None:
+    matrix = StepMatrix([0])
+    matrix.add(told(0, (0,), 1e300, 10.0), None)
+    assert np.isnan(matrix.values(0, OWN)).all()
+    assert not matrix.told(0).any()
+    assert matrix.ended_at(0) == 10.0
