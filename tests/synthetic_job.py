@@ -55,6 +55,7 @@ class SyntheticJob:
     messages: list[Message] = field(default_factory=list)
     own_seconds: float = 0.064
     burst_share: float = 0.02  # of steps in which a core's burst begins
+    roles: Sequence[str] = ()  # as the job gives them
 
     def __post_init__(self) -> None:
         self.dice = np.random.default_rng(self.seed)
@@ -102,7 +103,7 @@ class SyntheticJob:
             self.say(
                 RankStarted(
                     **self.stamp(rank, "events", self.at + 0.01), pid=4000 + rank, local_rank=rank % self.per_node,
-                    pci_address=f"0000:{rank:02x}:00.0",
+                    pci_address=f"0000:{rank:02x}:00.0", role=self.roles[rank] if self.roles else "",
                 )
             )  # fmt: skip
         if resume_step is not None:

@@ -489,6 +489,18 @@ def test_sixteen_ranks_are_compared_by_median_and_mad(seed: int) -> None:
     assert culprits(verdicts[0]) == [(5, "node1")]
 
 
+def test_roles_come_with_the_ranks_start_and_a_role_of_one_is_said_to_have_no_peers() -> None:
+    from detectors.job_detector import JobDetector
+
+    job = SyntheticJob(seed=1, world=4, roles=("first", "rest", "rest", "rest"), burst_share=0.0).start()
+    job.train(60).train(25, slow={0: 3.0}).end()
+    assert [verdict for verdict in verdicts_of(job) if verdict.fault_class == "straggler"] == []
+    detector = JobDetector("job", PLAIN)
+    for message in job.ordered()[:200]:
+        detector.observe(message)
+    assert detector.limits()[0].startswith("peer comparison is off for 1 ranks that have a role of their own, rank 0")
+
+
 def test_a_rank_that_falls_silent_while_another_has_just_exited_is_on_its_way_out_and_not_hung() -> None:
     job = trained(1, 40).exits(3, after=0.1, code=0).idle(2.6, "collective", 40, silent=[2])
     assert verdicts_of(job.end()) == []

@@ -7,10 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from ingest.clock import SystemClock
 from ingest.events import DeviceMetrics
+from ingest.rank_socket import Hello
 from recovery.launcher.measures import Measures, container_files, host_memory, memory_of
 from recovery.launcher.share import Share
 from recovery.launcher.stacks import StallWatch
@@ -69,6 +71,16 @@ def test_one_rank_that_goes_on_is_progress() -> None:
     for second in range(60):
         cast(Any, one.alive[1]).step = second
         assert not watch.is_due(one, float(second))
+
+
+def test_a_role_that_a_rank_is_given_later_is_told_once_more() -> None:
+    said: list[str] = []
+    rank = SimpleNamespace(hello=None)
+    one = cast(Any, SimpleNamespace(ranks={0: rank}, _say_started=lambda rank: said.append(rank.hello.role)))
+    hello = Hello(job="job", attempt=1, rank=0, token="t", pid=1)
+    for role in ("", "", "stage1", "stage1"):
+        Share.said_hello(one, msgspec.structs.replace(hello, role=role))
+    assert said == ["", "stage1"]
 
 
 def test_ranks_and_host_are_measured_without_any_library(tmp_path: Path) -> None:

@@ -130,6 +130,18 @@ def test_the_gpu_that_torch_opened_is_told_by_a_second_hello(launcher: FakeLaunc
     assert launcher.hellos[1].token == launcher.hellos[0].token == "secret"
 
 
+def test_the_role_that_the_job_gives_is_told_by_a_second_hello_and_stays_with_the_gpu(
+    launcher: FakeLauncher, run: Run
+) -> None:
+    launcher.wait_for(lambda: launcher.hellos)
+    run.take_role("stage1")
+    run.take_role("stage1")
+    launcher.wait_for(lambda: len(launcher.hellos) == 2)
+    run.see_gpu(Gpu("GPU-1", "0000:3b:00.0"))
+    launcher.wait_for(lambda: len(launcher.hellos) == 3)
+    assert [hello.role for hello in launcher.hellos] == ["", "stage1", "stage1"]
+
+
 def test_the_first_step_after_a_resume_is_the_one_after_the_checkpoint() -> None:
     run = Run(
         RankIdentity(job="job", attempt=3, rank=1, node="node-0", socket="/nowhere", resume_step=30),
