@@ -24,9 +24,10 @@ Singles = npt.NDArray[np.float32]
 
 SAMPLED_MAX = 2048  # entities looked at in one calibration; which ones rotates
 POOL = 8192  # order statistics remembered of each scale
-POOL_MIN, WINDOWS_MIN = 24, 2  # fewer samples, or windows that they come from, say nothing
+POOL_MIN, WINDOWS_MIN = 24, 4  # fewer samples, or windows that they come from, say nothing
 TAIL_MIN, TAIL_SAMPLES = 500, 20  # fewer say nothing about a tail; so many are taken to lie in it
 SHAPE_MIN, SHAPE_MAX = 0.65, 1.0  # of the tail: exp(-x^(1/shape)); 0.65 is a normal distribution's, 1 an exponential's
+LONGER = 0.6  # of the next shorter scale's reach: while its samples are few a longer one is not trusted to be quieter
 BENT = 0.2  # so much flatter is the tail's far end than its shape between the two quantiles
 
 
@@ -47,10 +48,11 @@ class EvidenceConfig:
     false_per_step: float = 1e-5  # of one kind of evidence, over all entities and scales
     calibrate_steps: int = 16
     stretch: float = 1.1  # on what the tail says
+    sparse_reach: float = 1.5  # on the 98th percentile, while samples are few: bursts may be all there is beyond it
     sparse_stretch: float = 1.25  # on the width of a normal distribution, all there is while samples are few
     cold: tuple[float, ...] = (0.40, 0.30, 0.20, 0.15)  # thresholds of each scale before it is calibrated
     unsure_factor: float = 1.3  # while a scale has seen few windows
-    sure_windows: int = 4
+    sure_windows: int = 8
 
 
 class _State(msgspec.Struct):
@@ -58,6 +60,7 @@ class _State(msgspec.Struct):
     thresholds: list[float] = []
     pooled: list[int] = []  # order statistics ever put into each scale's pool
     windows: list[int] = []  # windows they come from
+    reach: list[float] = []  # what clean windows may reach, floors aside
 
 
 class Evidence:
@@ -72,7 +75,8 @@ class Evidence:
         self._counts: npt.NDArray[np.int16] = np.zeros((len(SCALES), entities), dtype=np.int16)
         self._pool: Singles = np.full((len(SCALES), POOL if calibrated else 1), np.nan, dtype=np.float32)
         begin = config.cold if calibrated else floors
-        self._state = _State(thresholds=list(begin), pooled=[0] * len(SCALES), windows=[0] * len(SCALES))
+        none = [0] * len(SCALES)
+        self._state = _State(thresholds=list(begin), pooled=none.copy(), windows=none.copy(), reach=[0.0] * len(SCALES))
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -159,6 +163,8 @@ class Evidence:
                 continue
             self._collect(index, scale, picked)
             wanted = self._wanted(index, scale)
+            if index > 0 and state.pooled[index] < TAIL_MIN:
+                wanted = max(wanted, LONGER * state.reach[index - 1])
             changed |= wanted != state.thresholds[index]
             state.thresholds[index] = wanted
         if changed:
@@ -213,6 +219,9 @@ class Evidence:
             growth = math.log(outer / inner) / math.log(math.log(rare) / math.log(0.05)) - BENT
             shape = min(max(growth, SHAPE_MIN), SHAPE_MAX)
             far = max(far, config.stretch * outer * (math.log(chance) / math.log(rare)) ** shape)
+        else:
+            far = max(far, config.sparse_reach * (float(np.quantile(samples, 0.98)) - middle))
+        state.reach[index] = middle + far
         unsure = config.unsure_factor if state.windows[index] < config.sure_windows else 1.0
         return float(f"{max(unsure * floor, middle + unsure * far):.6g}")
 

@@ -31,6 +31,7 @@ class Opened(msgspec.Struct):
     scale: int = 0
     threshold: float = 0.0
     calm: int = 0
+    since: int = 0  # steps scored when it opened
 
     @property
     def kind(self) -> Kind:
@@ -44,6 +45,7 @@ class Seen(NamedTuple):
     roles: Ints
     scored: Sequence[int]  # the newest scored steps, oldest first
     metric: str  # of the computation
+    steps: int = 0  # scored so far
     odd: Sequence[int] = ()  # columns of ranks that were odd from the beginning
     waits: bool = False  # collective waits are worth a word
 
@@ -61,9 +63,10 @@ class OpenFindings:
     def items(self) -> list[tuple[str, Opened]]:
         return list(self._open.items())
 
-    def columns(self, *, whole_node: bool) -> list[int]:
-        """Of the ranks, or of the nodes, that something is open about."""
-        return [opened.column for opened in self._open.values() if opened.whole_node == whole_node]
+    def columns(self, *, whole_node: bool, before: int) -> list[int]:
+        """Of the ranks, or of the nodes, that something has been open about since `before` so many steps."""
+        mine = [opened for opened in self._open.values() if opened.whole_node == whole_node]
+        return [opened.column for opened in mine if opened.since <= before]
 
     def covers(self, kind: Kind, column: int) -> bool:
         """The rank, or its node as a whole, is open already."""
@@ -75,6 +78,7 @@ class OpenFindings:
         key = _key(opened.kind, self._ranks[opened.column], "")
         if key in self._open or len(self._open) >= self._open_max:
             return []
+        opened.since = seen.steps
         self._open[key] = opened
         return [self._describe(opened, np.array([opened.column]), mask, seen)]
 
@@ -86,6 +90,7 @@ class OpenFindings:
         members, found = self._view.members(opened.column), []
         for column in members.tolist():
             found += self.end(_key(opened.kind, self._ranks[column], ""))
+        opened.since = seen.steps
         self._open[key] = opened
         return [*found, self._describe(opened, members, mask, seen)]
 

@@ -29,6 +29,7 @@ from detectors.steps import Floats, Ints, StepMatrix
 
 KEPT_STEPS = 64  # scored steps remembered
 ELEVATED = 0.6  # a mate that is so far towards the same finding shares it
+KNOWN_STEPS = 40  # what is open for less may yet be a burst, and tells thresholds what bursts are
 NODE_SHARE = 0.75  # so many of a node's ranks make it the node
 
 
@@ -253,7 +254,9 @@ class RankChannel:
         if bool(many.learned) != state.warm:
             state.warm = bool(many.learned)
             self._forget_evidence()
-        ranks, nodes = self._open.columns(whole_node=False), self._open.columns(whole_node=True)
+        before = state.count - KNOWN_STEPS
+        ranks = self._open.columns(whole_node=False, before=before)
+        nodes = self._open.columns(whole_node=True, before=before)
         inside = [column for node in nodes for column in self._view.members(node).tolist()]
         for evidence in self._evidence.values():
             evidence.calibrate(ranks + inside)
@@ -279,7 +282,8 @@ class RankChannel:
     def _judge(self, matrix: StepMatrix, *, count_calm: bool = True) -> list[Finding]:
         found = self._close(count_calm=count_calm)
         odd = [] if self._many is None else self._many.odd
-        seen = Seen(matrix, self.roles, self._state.scored, self._state.metric, odd, self._many is not None)
+        state, many = self._state, self._many is not None
+        seen = Seen(matrix, self.roles, state.scored, state.metric, state.count, odd, waits=many)
         if self._few_needed:
             found += self._judge_few(seen)
         if self._many is not None:

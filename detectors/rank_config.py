@@ -28,7 +28,7 @@ class RankChannelConfig:
     open_max: int = 64
     ranks_at_once: float = 0.03  # of the ranks; more than these (and four) odd at once are a part of the job
     nodes_at_once: float = 0.25
-    rank_floors: tuple[float, ...] = (0.08, 0.05, 0.04, 0.03)  # least threshold of each scale, with 64 ranks
+    rank_floors: tuple[float, ...] = (0.08, 0.06, 0.05, 0.04)  # least threshold of each scale, with 64 ranks
     floors_grow: float = 0.20  # by this much of themselves with each doubling of the ranks: one in thousands wanders
     link_floors: tuple[float, ...] = (0.15, 0.10, 0.06, 0.04)
     delay_floors: tuple[float, ...] = (0.15, 0.08, 0.05, 0.03)
