@@ -11,7 +11,7 @@ from ingest.bus import HEADER_BYTES_MAX, Record, refuse_oversized
 from ingest.clock import ManualClock
 from ingest.codec import Codec, Undecodable
 from ingest.dead_letters import dead_letter, original
-from ingest.events import Metrics, split_non_finite
+from ingest.events import DeviceMetrics, Metrics, split_non_finite
 from recovery.action import RECOVERY_TYPES
 from tests.wire_examples import EXAMPLES, STAMP
 
@@ -108,9 +108,20 @@ def metrics(draw: st.DrawFn) -> Metrics:
     return message
 
 
+@st.composite
+def device_metrics(draw: st.DrawFn) -> DeviceMetrics:
+    rows = draw(st.integers(0, 4))
+    samples = st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), min_size=rows, max_size=rows)
+    return DeviceMetrics(
+        **STAMP, device=draw(st.text(max_size=8)),
+        sampled_at=tuple(draw(st.lists(st.floats(0.0, 2e9), min_size=rows, max_size=rows))),
+        columns=draw(st.dictionaries(st.text(max_size=6), samples.map(tuple), max_size=3)),
+    )  # fmt: skip
+
+
+WITH_TABLES = {Metrics: metrics(), DeviceMetrics: device_metrics()}
 STRATEGIES = {
-    type_: metrics() if type_ is Metrics else strategy(msgspec.inspect.type_info(type_))
-    for _, type_ in RECOVERY_TYPES.values()
+    type_: WITH_TABLES.get(type_) or strategy(msgspec.inspect.type_info(type_)) for _, type_ in RECOVERY_TYPES.values()
 }
 
 
