@@ -121,7 +121,8 @@ def device_metrics(draw: st.DrawFn) -> DeviceMetrics:
 
 WITH_TABLES = {Metrics: metrics(), DeviceMetrics: device_metrics()}
 STRATEGIES = {
-    type_: WITH_TABLES.get(type_) or strategy(msgspec.inspect.type_info(type_)) for _, type_ in RECOVERY_TYPES.values()
+    type_: WITH_TABLES[type_] if type_ in WITH_TABLES else strategy(msgspec.inspect.type_info(type_))
+    for _, type_ in RECOVERY_TYPES.values()
 }
 
 
