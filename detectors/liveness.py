@@ -42,7 +42,8 @@ class LivenessConfig:
 
 def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Clue | None:
     """A node of this attempt whose launcher has fallen silent while others speak, or all of them at once."""
-    if all(node.heard_at is None or now - node.heard_at <= config.node_silent_seconds for node in roster.nodes.values()):
+    heard = (node.heard_at for node in roster.nodes.values() if node.heard_at is not None)
+    if all(now - at <= config.node_silent_seconds for at in heard):
         return None
     nodes = _hosts(roster)
     if not nodes or roster.over:

@@ -68,7 +68,8 @@ class Excesses(NamedTuple):
 class _State(msgspec.Struct):
     rows: int = 0  # clean steps in the offsets
     steps: list[int] = []  # the newest steps with kept medians, oldest first
-    shown: list[int] = []
+    shown: list[int] = []  # which step each slot of `_shown` holds
+    newest_slot: int = -1  # of them
     clean: list[int] = []  # the newest clean steps
     lengths: list[float] = []  # medians of the newest steps' durations
     tested: int = 0
@@ -109,7 +110,7 @@ class ManyPeers:
         has learned of a rank, less what it has learned of its new peers' median, is the rank's offset among them."""
         self._set_groups(groups)
         state = self._state
-        state.steps, state.shown = [], []
+        state.steps, state.shown, state.newest_slot = [], [], -1
         state.rows = known._state.rows
         of_step = np.array([name in OF_STEP for name in COLUMNS])
         for members in groups:
@@ -127,15 +128,18 @@ class ManyPeers:
         if slot is None:
             state.steps = [*state.steps[-(KEPT - 1) :], step]
             self._statistics = np.concatenate([self._statistics[-(KEPT - 1) :], self._measure(rows)[None]])
-            state.shown = [*state.shown[-(SHOWN - 1) :], step]
+            state.newest_slot = (state.newest_slot + 1) % SHOWN
+            state.shown = [*state.shown[: state.newest_slot], step, *state.shown[state.newest_slot + 1 :]]
+            self._beside = np.concatenate([self._beside[1:], np.full((1, self.count), np.nan, dtype=np.float32)])
         own, spread, unit = self._own(rows, -1 if slot is None else slot - len(state.steps))
         apart, width = self._from_mates(own, spread)
         clip = self.config.z_clip
         deviations = np.clip(own / spread, -clip, clip)
-        self._beside[step % KEPT] = own[:, AT[self.metric]]
+        self._beside[state.steps.index(step) - len(state.steps)] = own[:, AT[self.metric]]
         if step in state.shown:
-            self._shown[0, step % SHOWN] = deviations[:, : len(TIMINGS)]
-            self._shown[1, step % SHOWN] = np.clip(apart / width, -clip, clip)[:, : len(TIMINGS)]
+            at = state.shown.index(step)
+            self._shown[0, at] = deviations[:, : len(TIMINGS)]
+            self._shown[1, at] = np.clip(apart / width, -clip, clip)[:, : len(TIMINGS)]
         if slot is None and self._is_clean(rows):
             self._learn(matrix, step, (own, spread), (apart, width))
         return Excesses(self._excess(own, unit), self._excess(apart, unit))
@@ -143,11 +147,13 @@ class ManyPeers:
     def deviations(self, step: int, *, from_mates: bool = False) -> Singles | None:
         """rank × timing of one of the newest sixteen steps, in spreads of the peers (or from the node's mates, where
         there are enough, in spreads of such distances); NaN = not measured."""
-        return self._shown[int(from_mates), step % SHOWN].copy() if step in self._state.shown else None
+        shown = self._state.shown
+        return self._shown[int(from_mates), shown.index(step)].copy() if step in shown else None
 
     def beside_peers(self, column: int, steps: Sequence[int]) -> float:
         """Median excess of a rank's computation over all its peers', over those of these steps that are kept."""
-        kept = [self._beside[step % KEPT, column] for step in steps if step in self._state.steps]
+        known = self._state.steps
+        kept = [self._beside[known.index(step) - len(known), column] for step in steps if step in known]
         return _median(np.array(kept, dtype=np.float32))
 
     def normals(self) -> tuple[Singles, Singles, Singles] | None:
@@ -156,7 +162,7 @@ class ManyPeers:
         if not self._state.rows or not len(self._statistics):
             return None
         column = AT[self.metric]
-        spread = self._statistics[-1][self._group_of, 3, column]
+        spread = self._of_ranks(self._statistics[-1])[:, 3, column]
         error = spread / np.float32(math.sqrt(self._state.rows / CORRELATED_STEPS))
         return 1.0 + self._offset[:, column], self._offset[:, AT[DATA]], error
 
@@ -214,10 +220,16 @@ class ManyPeers:
 
     def _own(self, rows: Singles, slot: int) -> tuple[Singles, Singles, Singles]:
         """Distance from the peers less the own offset, and for each rank its peers' spread and unit."""
-        statistics = self._statistics[slot][self._group_of]
-        statistics[self._group_of < 0] = np.nan
+        statistics = self._of_ranks(self._statistics[slot])
         middle, unit, centre, spread = (statistics[:, index] for index in range(4))
         return (rows - middle) / unit - self._offset - centre, spread, unit
+
+    def _of_ranks(self, statistics: Singles) -> Singles:
+        """What `_measure` gave for each group, for each rank; NaN for who is in none."""
+        out: Singles = np.full((self.count, *statistics.shape[1:]), np.nan, dtype=np.float32)
+        inside = self._group_of >= 0
+        out[inside] = statistics[self._group_of[inside]]
+        return out
 
     def _from_mates(self, own: Singles, spread: Singles) -> tuple[Singles, Singles]:
         """Distance from the middle of the mates on the node (from all peers for who has too few), and its spread."""
@@ -288,7 +300,7 @@ class ManyPeers:
         self._offset[:] = 0.0
         apart = np.full((len(stack), self.count, len(COLUMNS)), np.nan, dtype=np.float32)
         for index, rows in enumerate(stack):
-            statistics = self._measure(rows)[self._group_of]
+            statistics = self._of_ranks(self._measure(rows))
             apart[index] = (rows - statistics[:, 0]) / statistics[:, 1]
         flat = np.ascontiguousarray(apart.reshape(len(stack), -1).T)
         learned = _medians(flat).reshape(self.count, len(COLUMNS))

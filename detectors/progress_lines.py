@@ -201,7 +201,8 @@ _LIFE: tuple[tuple[str, re.Pattern[str]], ...] = (
     )),
     ("checkpoint_done", re.compile(
         r"^successfully saved checkpoint|^[Cc]heckpoint saved|^Saved (?:model |state )?checkpoint"
-        r"|^(?:\[Torch\] )?Saved \S+\.(?:pt|bin|safetensors)\b|^Finished saving (?:the )?checkpoint|^Model weights saved in"
+        r"|^(?:\[Torch\] )?Saved \S+\.(?:pt|bin|safetensors)\b|^Finished saving (?:the )?checkpoint"
+        r"|^Model weights saved in"
     )),
     ("checkpoint_loaded", re.compile(
         r"^successfully loaded checkpoint"

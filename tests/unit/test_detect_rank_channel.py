@@ -192,6 +192,27 @@ def test_deviations_are_masked_where_nothing_was_told_and_large_for_the_odd_rank
     assert channel.deviations(10) is None
 
 
+def test_sixteen_ranks_in_four_small_stages_are_compared_within_them() -> None:
+    work = np.repeat([0.8, 0.95, 1.1, 1.25], 4)
+    steps = trained(16, 400, more(OWN, 5, 250, 330, factor=1.5), work=work, seed=3)
+    channel = channel_of(16)
+    found = told(channel, steps)
+    assert len(set(channel.roles.tolist())) == 4
+    assert [(finding.kind, finding.subject) for _, finding in found if finding.open] == [("straggler", "5")]
+
+
+def test_each_kept_step_has_its_own_deviations_though_steps_between_are_not_compared() -> None:
+    steps = Steps(trained(64, 140).values_, apart=frozenset(range(3, 140, 4)))
+    channel, shown = channel_of(64), {}
+    for step in range(140):
+        channel.score(steps, step)
+        if not steps.is_apart(step) and channel.deviations(step) is not None:
+            shown[step] = channel.deviations(step)
+    kept = [step for step in range(110, 140) if channel.deviations(step) is not None]
+    assert len(kept) == 16
+    assert all(np.array_equal(channel.deviations(step), shown[step], equal_nan=True) for step in kept)
+
+
 def test_a_late_rank_changes_the_evidence_of_its_steps_and_opens_nothing_twice() -> None:
     steps = trained(64, 200, more(OWN, 21, 150, 200, factor=1.5))
     whole = steps.values_.copy()
