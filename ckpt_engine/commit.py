@@ -165,6 +165,12 @@ def retain(storage: Storage, directory: Path, retention_steps: int, *, busy: fro
     return removed
 
 
+def is_passed_by(directory: Path, step: int, retention_steps: int) -> bool:
+    """Enough newer steps are complete: whoever retains removes this one, be it half written by somebody slower."""
+    newer = [manifest.step for manifest in complete_manifests(directory) if manifest.step > step]
+    return len(newer) >= max(retention_steps, 1)
+
+
 def remove_step(storage: Storage, directory: Path, step: int) -> None:
     """Remove a step's folder. Half removed it is not complete: its manifest is gone, or a file that it names is."""
     folder = step_folder(directory, step)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .clock import Clock
-from .commit import commit_shard, finish_step, remove_temporaries, retain
+from .commit import commit_shard, finish_step, is_passed_by, remove_temporaries, retain
 from .errors import CheckpointDamaged, StepTaken
 from .event import WHOLE_STEP, EngineEvent, EventState
 from .manifest import attempts_on_disk, read_manifest, rejection_of
@@ -193,7 +193,10 @@ class Persister:
             self._settle(slot, header, str(error))
             self._tell("failed", header, reason=str(error))
         except OSError as error:
-            self._back_off(header, error)
+            if self._is_passed_by(error, header.step):
+                self._settle(slot, header, "newer checkpoints are complete; it is not kept any more")
+            else:
+                self._back_off(header, error)
         else:
             self._backoff_seconds, self.error = 0.0, ""
             self._tell("durable", header, size=record.checks.size_bytes, seconds=self._clock.monotonic() - started)
@@ -248,9 +251,17 @@ class Persister:
                     EngineEvent("evicted", removed, attempt, WHOLE_STEP, "disk", self._clock.now(), reason=reason)
                 )
         except (OSError, CheckpointDamaged) as error:
+            if self._is_passed_by(error, step):
+                self._unfinished.pop((step, attempt), None)
+                return
             self._unfinished.setdefault((step, attempt), 0)
             self.error = f"step {step} could not be completed on disk: {error}"
             self._emit(EngineEvent("failed", step, attempt, WHOLE_STEP, "disk", self._clock.now(), reason=self.error))
+
+    def _is_passed_by(self, error: Exception, step: int) -> bool:
+        """Another engine has removed the step under our hands, because it is old by now: nothing has failed."""
+        gone = isinstance(error, FileNotFoundError)
+        return gone and is_passed_by(self._config.directory, step, self._config.retention_steps)
 
     def _recheck_unfinished(self) -> None:
         """A network file system may show another engine's record only later than ours."""
