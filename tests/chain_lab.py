@@ -18,10 +18,11 @@ from detectors.verdict import Verdict
 from ingest.bus import BusUnavailable, Record
 from ingest.clock import SystemClock
 from ingest.codec import Codec, Undecodable
-from ingest.events import TOPICS, Logs, Message, Metrics, NodeHeartbeat
+from ingest.events import TOPICS, DeviceMetrics, Logs, Message, Metrics, NodeHeartbeat
 from ingest.kafka_bus import KafkaBus
 from pipelines.ledger.client import LedgerClient
 from pipelines.ledger.ledger import Ledger
+from pipelines.ledger.parts import NO_STEP
 from pipelines.ledger.shapes import LedgerUnavailable
 from pipelines.ledger.tables import STORY_TABLES, TABLE_OF_KIND
 from pipelines.open_bus import own_command
@@ -260,7 +261,7 @@ def sequence_faults(messages: list[Any]) -> dict[str, str]:
     counters: dict[str, list[int]] = {}
     for message in messages:
         if isinstance(message, Message):
-            topic = "events" if not isinstance(message, Metrics | Logs) else type(message).__name__
+            topic = type(message).__name__ if isinstance(message, Metrics | DeviceMetrics | Logs) else "events"
             key = f"{message.job}/{message.attempt}/{message.rank}/{message.node}/{topic}"
             counters.setdefault(key, []).append(message.sequence)
     return {
@@ -313,6 +314,11 @@ class ExpectedRows:
                     for step, value in zip(message.steps, message.column(name), strict=True):
                         if value is not None:
                             self.samples[message.job, message.attempt, message.rank, step, name, value] += 1
+            elif isinstance(message, DeviceMetrics):
+                for name, values in message.columns.items():
+                    for value in values:
+                        if value is not None and message.rank >= 0:
+                            self.samples[message.job, message.attempt, message.rank, NO_STEP, name, value] += 1
             elif isinstance(message, Logs):
                 for index, line in enumerate(message.lines):
                     self.lines[record.partition, record.offset, index, line.text] += 1

@@ -49,5 +49,9 @@ def test_the_rank_that_sleeps_in_its_loader_is_told_from_three_that_wait_for_it_
         pointing = odd_of(groups_of(stands))
         assert pointing.ranks == (2,)
         assert pointing.reason == "stands in train.py:load_batch, 3 others in all_reduce"
-        measured = {(message.rank, message.device) for message in lab.messages(DeviceMetrics)}
-        assert measured >= {(0, "process"), (3, "process"), (-1, "host")}
+
+        def all_measured() -> bool:
+            measured = {(message.rank, message.device) for message in lab.messages(DeviceMetrics)}
+            return measured >= {(0, "process"), (3, "process"), (-1, "host")}
+
+        wait_for(all_measured, "every process and the host are measured")
