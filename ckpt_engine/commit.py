@@ -9,6 +9,7 @@ and rename. Only the manifest makes a step complete, and removal takes the manif
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -154,7 +155,7 @@ def retain(storage: Storage, directory: Path, retention_steps: int, *, busy: fro
         there = attempts_on_disk(directory, step) | _attempts_in_flight(directory, step)
         in_flight = step > oldest and (
             any(attempt >= newest and not is_rejected(rejections, step, attempt) for attempt in there)
-            or _is_empty(step_folder(directory, step))  # another engine has just made it, and writes into it next
+            or _names_in(step_folder(directory, step)) == []  # another engine has just made it, and writes into it next
         )
         if not in_flight:
             remove_step(storage, directory, step)
@@ -184,8 +185,9 @@ def remove_step(storage: Storage, directory: Path, step: int) -> None:
 def remove_temporaries(storage: Storage, directory: Path, *, writer: str) -> None:
     """Remove what an earlier engine of the same name left half written."""
     for step in step_numbers(directory):
-        for path in step_folder(directory, step).glob(f".*.{writer}.tmp"):
-            storage.remove(path)
+        folder = step_folder(directory, step)
+        for name in fnmatch.filter(_names_in(folder) or (), f".*.{writer}.tmp"):
+            storage.remove(folder / name)
 
 
 def _make_step_folder(storage: Storage, directory: Path, folder: Path) -> None:
@@ -197,19 +199,20 @@ def _make_step_folder(storage: Storage, directory: Path, folder: Path) -> None:
 
 def _remove_older_attempts(storage: Storage, folder: Path, attempt: int) -> None:
     """The shards that a manifest of a later attempt has replaced."""
-    for path in folder.glob("*shard-*-a*.*"):
-        written_by = path.name.rpartition("-a")[2].partition(".")[0]
+    for name in fnmatch.filter(_names_in(folder) or (), "*shard-*-a*.*"):
+        written_by = name.rpartition("-a")[2].partition(".")[0]
         if written_by.isdigit() and int(written_by) < attempt:
-            storage.remove(path)
+            storage.remove(folder / name)
 
 
-def _is_empty(folder: Path) -> bool:
+def _names_in(folder: Path) -> list[str] | None:
+    """What is in a folder; None where another engine has removed it. (`Path.glob` raises if that happens meanwhile.)"""
     try:
-        return next(folder.iterdir(), None) is None
-    except OSError:
-        return False  # gone: there is nothing to keep
+        return [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return None
 
 
 def _attempts_in_flight(directory: Path, step: int) -> set[int]:
-    names = [path.name for path in step_folder(directory, step).glob(".shard-*.tmp")]
+    names = fnmatch.filter(_names_in(step_folder(directory, step)) or (), ".shard-*.tmp")
     return {int(name.rpartition("-a")[2].partition(".")[0]) for name in names if "-a" in name}
