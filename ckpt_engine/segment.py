@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from .errors import CheckpointDamaged
@@ -172,11 +172,6 @@ def values_region(buffer: memoryview, header: SlotHeader) -> memoryview:
 
 def payload_region(buffer: memoryview, header: SlotHeader) -> memoryview:
     return buffer[header.payload_offset : header.payload_offset + header.payload_bytes]
-
-
-def with_step(header: SlotHeader, step: int, values_bytes: int) -> SlotHeader:
-    """The same slot for the next save of an unchanged layout."""
-    return replace(header, step=step, values_bytes=values_bytes)
 
 
 def _header_crc(buffer: memoryview, header: SlotHeader) -> int:

@@ -87,10 +87,6 @@ def _node(found: re.Match[str]) -> Speaker:
     return Speaker(node=found.group(1))
 
 
-def _node_local(found: re.Match[str]) -> Speaker:
-    return Speaker(node=found.group(1), local=int(found.group(2)))
-
-
 def _nobody(found: re.Match[str]) -> Speaker:
     return Speaker()
 

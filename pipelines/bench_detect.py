@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -45,15 +46,18 @@ class _Memory(msgspec.Struct, frozen=True):
 def measurements() -> list[tuple[str, Callable[[], list[Figure]]]]:
     """What `transom bench detect` does, one after another: a title and the measuring function."""
     steps: list[tuple[str, Callable[[], list[Figure]]]] = [
-        (f"a step of {ranks:,} ranks", lambda label=label, ranks=ranks: [measure_step(label, ranks)])  # type: ignore[misc]
-        for label, ranks in SIZES.items()
+        (f"a step of {ranks:,} ranks", partial(_one, measure_step, label, ranks)) for label, ranks in SIZES.items()
     ]
     return [
-        ("rank messages", lambda: [measure_rank_messages()]),
+        ("rank messages", partial(_one, measure_rank_messages)),
         *steps,
-        (f"memory at {MEMORY_RANKS:,} ranks", lambda: [measure_memory()]),
+        (f"memory at {MEMORY_RANKS:,} ranks", partial(_one, measure_memory)),
         ("log lines", measure_log_lines),
     ]
+
+
+def _one(measure: Callable[..., Figure], *arguments: object) -> list[Figure]:
+    return [measure(*arguments)]
 
 
 def made_up_steps(ranks: int, steps: int, seed: int = 0) -> Iterator[list[Message]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISREG
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from detectors.diagnosis import Diagnoser, Diagnosis
 from detectors.log_rules import RuleBook, RuleError
@@ -165,7 +165,7 @@ def _read(stream: IO[bytes], source: str, diagnoser: Diagnoser, told: Callable[[
 
 def _unpacked(raw: IO[bytes], head: bytes) -> IO[bytes] | None:
     if head.startswith(b"\x1f\x8b"):
-        return gzip.open(raw)  # type: ignore[return-value]
+        return cast(IO[bytes], gzip.open(raw))  # opened for reading: bytes come out
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         try:
             zstd: Any = importlib.import_module("compression.zstd")  # the standard library's, from Python 3.14 on

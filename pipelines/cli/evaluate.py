@@ -17,9 +17,6 @@ def evaluate(
         str, typer.Argument(help="What to measure: faults, logs, sim, or the path of a dataset or of recorded runs.")
     ],
     path: Annotated[Path | None, typer.Argument(help="The target's input, where it is not Transom's own.")] = None,
-    feedback: Annotated[
-        Path | None, typer.Option("--feedback", help="People's words on verdicts, as JSON lines.", dir_okay=False)
-    ] = None,
     ranks: Annotated[str, typer.Option(help="sim: world sizes, comma separated (default: 64,512,4096).")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="sim: a small part of the suite, 64 ranks.")] = False,
     interval_seconds: Annotated[
@@ -36,7 +33,6 @@ def evaluate(
     console = Console(highlight=False)
     options = EvaluateOptions(
         console=Console(stderr=True, highlight=False),
-        feedback=feedback,
         settings=settings_from(detect=with_model(model)),
         ranks=_sizes(ranks),
         quick=quick,

@@ -19,14 +19,13 @@ class CannotEvaluate(StatedError):
 
 @dataclass(frozen=True, slots=True)
 class EvaluateOptions:
-    """What all evaluators share. `feedback`: a file of people's verdicts on verdicts. `console`: for progress only.
+    """What all evaluators share. `console`: for progress only.
 
     `ranks`, `quick`: of the simulation, its world sizes (none: all) and a small part of it. `interval_seconds`: between
     two rows of a series, where its name does not tell.
     """
 
     console: Console
-    feedback: Path | None = None
     settings: Settings = field(default_factory=load_settings)  # of detection; `--model` is in them
     ranks: tuple[int, ...] = ()
     quick: bool = False

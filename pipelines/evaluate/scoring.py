@@ -135,12 +135,6 @@ def hit_rate(ranked: Sequence[_T], causes: Iterable[_T], percent: float = 100.0)
     return len(wanted.intersection(ranked[: int(percent / 100.0 * len(wanted))])) / len(wanted)
 
 
-def top_k(answers: Iterable[tuple[Sequence[_T], _T]], k: int) -> float:
-    """How often the right culprit stands among the first k that were named; NaN without a question."""
-    hits = [right in named[:k] for named, right in answers]
-    return float(np.mean(hits)) if hits else float("nan")
-
-
 def period(series: npt.ArrayLike) -> int:
     """The lag of the highest local maximum of the autocorrelation among 400 lags, 125 where there is none to trust.
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from detectors.config import DetectorConfig
 from detectors.log_rules import RuleBook
-from pipelines.evaluate.baselines import ScoredRun, matched, score_run, threshold_of
+from pipelines.evaluate.baselines import ScoredRun, Scorer, matched, score_run, threshold_of
 from pipelines.evaluate.evaluation import EvaluateOptions, Evaluation
 from pipelines.evaluate.faults import FALSE_PER_1K_MAX, OURS, figures, methods, tally_cells, told_tally
 from pipelines.evaluate.matching import Matched, Outcome, Tally, tally
@@ -141,11 +141,9 @@ def _baselines(
         ]
         for name, scorer in scorers.items():
 
-            def scored(runs: Iterable[SimulatedRun], scorer: Callable[..., object] = scorer) -> list[ScoredRun]:
+            def scored(runs: Iterable[SimulatedRun], scorer: Scorer = scorer) -> list[ScoredRun]:
                 return [
-                    score_run(scorer, run.arrays, run.labels, run.clean_steps)  # type: ignore[arg-type]
-                    for run in runs
-                    if run.arrays is not None
+                    score_run(scorer, run.arrays, run.labels, run.clean_steps) for run in runs if run.arrays is not None
                 ]
 
             threshold = threshold_of(scored(tuning), FALSE_PER_1K_MAX)

@@ -14,7 +14,6 @@ from pipelines.evaluate.scoring import (
     period,
     score_events,
     spans,
-    top_k,
     vus_pr,
 )
 
@@ -92,13 +91,6 @@ def test_hit_rate_looks_at_as_many_as_there_are_causes() -> None:
     assert hit_rate([3, 0, 1, 2], {1, 3}) == 0.5
     assert hit_rate([3, 0, 1, 2], {1, 3}, percent=150.0) == 1.0
     assert math.isnan(hit_rate([1], set()))
-
-
-def test_the_right_culprit_among_the_first_k() -> None:
-    answers = [([5, 2, 1], 5), ([4, 2, 1], 1), ([], 3)]
-    assert top_k(answers, 1) == pytest.approx(1 / 3)
-    assert top_k(answers, 3) == pytest.approx(2 / 3)
-    assert math.isnan(top_k([], 1))
 
 
 def test_the_period_is_the_highest_peak_of_the_autocorrelation() -> None:
