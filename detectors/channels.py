@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from detectors.channel import Channel
-from detectors.checkpoint_clues import CheckpointChannel
 from detectors.config import DetectorConfig
-from detectors.devices import DeviceChannel
-from detectors.loss import LossChannel
-from detectors.pace import PaceChannel
-from detectors.stack_channel import StackChannel
-from detectors.telemetry import TelemetryChannel
+from detectors.devices.channel import DeviceChannel
+from detectors.job.checkpoints import CheckpointChannel
+from detectors.job.loss import LossChannel
+from detectors.job.pace import PaceChannel
+from detectors.ranks.telemetry import TelemetryChannel
+from detectors.silence.stack_channel import StackChannel
 
 
 def make_channels(config: DetectorConfig) -> dict[str, Channel]:

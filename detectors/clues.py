@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ ClueKind = Literal["log", "exit", "hang", "node", "nan", "device", "stack", "seq
 TOPIC_OF: dict[type[Message], Topic] = {type_: topic for topic, type_ in MESSAGE_TYPES.values()}
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Where a message lies on the bus, and when the bus took it (its own clock)."""
 
     topic: Topic

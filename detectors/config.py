@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from detectors.devices import DevicesConfig
+from detectors.devices.channel import DevicesConfig
 from detectors.ensemble.config import EnsembleConfig
-from detectors.job_channel import JobChannelConfig
-from detectors.judge import JudgeConfig
-from detectors.liveness import LivenessConfig
-from detectors.loss import LossConfig
+from detectors.job.loss import LossConfig
+from detectors.job.numbers import JobChannelConfig
+from detectors.job.pace import PaceConfig
+from detectors.judge.judge import JudgeConfig
 from detectors.merge import MergeConfig
-from detectors.pace import PaceConfig
-from detectors.rank_config import RankChannelConfig
+from detectors.ranks.config import RankChannelConfig
+from detectors.ranks.telemetry import TelemetryConfig
+from detectors.silence.liveness import LivenessConfig
 from detectors.steps import StepsConfig
-from detectors.telemetry import TelemetryConfig
 
 
 @dataclass(frozen=True, slots=True)

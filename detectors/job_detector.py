@@ -15,16 +15,16 @@ from detectors.clues import Clue, Condition, Place
 from detectors.config import DetectorConfig
 from detectors.ensemble.ensemble import Ensemble, EnsembleRefused
 from detectors.ensemble.watch import Seen, Watch
-from detectors.finding import Finding
-from detectors.findings import condition_of
-from detectors.hang import any_stopped, look_for_hang, look_for_stopped
-from detectors.job_channel import JobChannel
-from detectors.judge import Judge
-from detectors.liveness import all_speak, exit_clue, look_for_lost_node, node_suspect
-from detectors.log_book import LogBook
-from detectors.log_rules import RuleBook
-from detectors.rank_channel import RankChannel
+from detectors.job.numbers import JobChannel
+from detectors.judge.judge import Judge
+from detectors.logs.book import LogBook
+from detectors.logs.rule_book import RuleBook
+from detectors.ranks.channel import RankChannel
+from detectors.ranks.finding import Finding
+from detectors.ranks.findings import condition_of
 from detectors.roster import Roster
+from detectors.silence.hang import any_stopped, look_for_hang, look_for_stopped
+from detectors.silence.liveness import all_speak, exit_clue, look_for_lost_node, node_suspect
 from detectors.steps import StepMatrix
 from detectors.verdict import Verdict
 from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics, NodeHeartbeat, RankExited
@@ -131,26 +131,28 @@ class JobDetector:
 
     def observe(self, message: Message, place: Place | None = None) -> None:
         """Take in one message. Ticks that lie before it happen first, so that no tick sees what comes after it."""
-        if isinstance(message, FaultInjected) or message.job != self.job:
+        kind = type(message)
+        if kind is FaultInjected or message.job != self.job:
             return
         self.counts.messages += 1
-        self.counts.late += self._tick is not None and message.at <= self._tick * TICK_SECONDS
-        self._run_ticks(message.at, before=True)
-        if self._attempt is not None and message.attempt < self._attempt.roster.attempt:
+        if self._tick is not None:
+            self.counts.late += message.at <= self._tick * TICK_SECONDS
+            self._run_ticks(message.at, before=True)
+        attempt = self._attempt
+        if attempt is not None and message.attempt < attempt.roster.attempt:
             self.counts.older_attempts += 1
             if isinstance(message, NodeHeartbeat):  # a launcher without ranks beats for no attempt, and lives
-                self._attempt.roster.beat(message, place)
+                attempt.roster.beat(message, place)
             return
-        if self._attempt is None or message.attempt > self._attempt.roster.attempt:
-            self._begin_attempt(message)
-        attempt = self._attempt
-        assert attempt is not None
+        if attempt is None or message.attempt > attempt.roster.attempt:
+            attempt = self._begin_attempt(message)
         attempt.roster.observe(message, place)
-        for channel in attempt.listening.get(type(message), ()):
+        for channel in attempt.listening.get(kind, ()):
             channel.observe(message, place, attempt.roster)
-        if isinstance(message, Metrics) and message.rank >= 0:
-            attempt.numbers.observe(message, place)
-            self._matrix_of(attempt, message).add(message, place)
+        if isinstance(message, Metrics):
+            if message.rank >= 0:
+                attempt.numbers.observe(message, place)
+                self._matrix_of(attempt, message).add(message, place)
         elif isinstance(message, Logs):
             clues, warnings = attempt.book.read(message, place, attempt.roster)
             attempt.clues += clues
@@ -253,7 +255,7 @@ class JobDetector:
                 attempt.watch.load_state(held["watch"], _part(arrays, "watch."))
         return attempt
 
-    def _begin_attempt(self, message: Message) -> None:
+    def _begin_attempt(self, message: Message) -> _Attempt:
         """A newer attempt: whatever is open of the old one ends, and nothing of it is carried over."""
         started = message.at
         roster = Roster(attempt=message.attempt, started_at=started)
@@ -264,6 +266,7 @@ class JobDetector:
         self._attempt = _Attempt(self.job, roster, self.config, book)
         if self._tick is None or isinstance(message, AttemptStarted):
             self._tick = max(self._tick or 0, math.floor(started / TICK_SECONDS))
+        return self._attempt
 
     def _matrix_of(self, attempt: _Attempt, message: Metrics) -> StepMatrix:
         """The step matrix, made for all ranks that are known; a rank nobody announced makes it start again."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ class MergeConfig:
     gap_max: int = 256  # sequences of one stream seen ahead of a gap before the gap is given up
 
 
-class Merged(NamedTuple):
+class Merged(msgspec.Struct, frozen=True, gc=False):
     """One message in its place in the order. `late`: it is older than what had been released before it came."""
 
     message: Message
@@ -87,7 +88,8 @@ class Merge:
     def __init__(self, config: MergeConfig | None = None) -> None:
         self.config = config or MergeConfig()
         self._state = _State()
-        self._held: list[tuple[float, int, str, str, int, int, Merged]] = []
+        self._held: list[tuple[float, int, str, str, int, int, Merged]] = []  # sorted when some of it is taken
+        self._streams: dict[tuple[int, int, str, type[Message]], _Stream] = {}  # those of the state, quicker to find
         self._late: list[Merged] = []
         self._newest_of: dict[Topic, float] = dict.fromkeys(TOPIC_OF.values(), float("-inf"))
         self._count = 0
@@ -120,10 +122,10 @@ class Merge:
             state.newest_at = max(state.newest_at, at)
         if message.attempt > state.attempt:
             self._begin_attempt(message.attempt)
-        key = _stream_key(message, topic)
-        stream = state.streams.get(key)
+        key = (message.attempt, message.rank, message.node, type(message))
+        stream = self._streams.get(key)
         if stream is None:
-            stream = state.streams[key] = _Stream()
+            stream = self._streams[key] = state.streams.setdefault(_stream_key(message, topic), _Stream())
         if sequence == stream.floor + 1 and not stream.ahead:
             stream.floor = sequence
         elif stream.has(sequence):
@@ -139,7 +141,7 @@ class Merge:
             return
         self._count += 1  # only breaks ties that no two producers can make
         entry = (at, message.rank, topic, message.node, sequence, self._count, Merged(message, place, False))
-        heapq.heappush(self._held, entry)
+        self._held.append(entry)
 
     def take(self, lagging: Collection[Topic] = ()) -> list[Merged]:
         """What may be released now: late messages first, then the order up to the watermark."""
@@ -148,13 +150,14 @@ class Merge:
             self._raise_to(self._limit(target, lagging))
         released = sorted(self._late, key=_order)
         self._late = []
-        while self._held and (
-            len(self._held) > self.config.messages_max
-            or (self._state.watermark is not None and self._held[0][0] <= self._state.watermark)
-        ):
-            entry = heapq.heappop(self._held)
-            self._raise_to(entry[0])
-            released.append(entry[-1])
+        self._held.sort()  # nearly in order already, and then it costs a comparison each
+        count = len(self._held) - self.config.messages_max
+        if count > 0:
+            self._raise_to(self._held[count - 1][0])
+        if self._state.watermark is not None:
+            count = bisect_right(self._held, self._state.watermark, key=itemgetter(0))
+            released += [entry[-1] for entry in self._held[:count]]
+            del self._held[:count]
         return released
 
     def advance(self, now: float, lagging: Collection[Topic] = ()) -> None:
@@ -210,6 +213,7 @@ class Merge:
         state.attempt = attempt
         prefix = f"{attempt}/"
         state.streams = {key: stream for key, stream in state.streams.items() if key.startswith(prefix)}
+        self._streams = {}
 
     def _note_nodes(self, message: Message) -> None:
         state = self._state

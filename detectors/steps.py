@@ -76,6 +76,7 @@ class StepMatrix:
         self._sequence: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
         self._offset: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
         self._step: list[int] = [NOWHERE] * depth
+        self._reported = [bytearray(len(ranks)) for _ in range(depth)]  # who has told of a slot's step at all
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._fresh: dict[tuple[str, ...], _Fresh] = {}  # first reports that are not in the matrix yet
 
@@ -101,55 +102,65 @@ class StepMatrix:
             state.apart = [*state.apart[-63:], message.step]
         if not message.steps:
             return
+        offset = -1
         if place is not None:
-            state.partition = place.partition
-        key = tuple(message.columns)
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= LAYOUTS_MAX:
-                self._write_fresh()
-                self._layouts.clear()
-            layout = self._layouts[key] = _Layout(key)
-        columns = [message.columns[name] for name in layout.names]
+            state.partition, offset = place.partition, place.offset
+        columns = message.columns
+        key = tuple(columns)
+        layout = self._layouts.get(key) or self._layout(key)
         for row, step in enumerate(message.steps):
             slot = self._slot(step, message.at)
             if slot is None:
                 continue
-            samples = [samples[row] for samples in columns]
-            known = self._sequence[slot, column]
-            newer = message.sequence >= known
-            if known == -1:  # the first report of this rank and step: written with the others, a matrix at a time
-                fresh = self._fresh.setdefault(key, _Fresh())
-                fresh.slots.append(slot)
-                fresh.columns.append(column)
+            if layout.whole:
+                samples = [samples[row] for samples in columns.values()]
+            else:
+                samples = [columns[name][row] for name in layout.names]
+            report = (slot, column, message.sequence, offset)
+            if self._reported[slot][column]:
+                changed = self._revise(layout, report, message.ended_at[row], samples)
+            else:  # the first report of this rank and step: written with the others, a matrix at a time
+                self._reported[slot][column] = 1
+                fresh = self._fresh.get(key)
+                if fresh is None:
+                    fresh = self._fresh[key] = _Fresh(layout)
+                fresh.reports.append(report)
+                fresh.ended_at.append(message.ended_at[row])
                 fresh.samples.append(samples)
                 changed = True
-            else:
-                changed = self._revise(slot, column, layout, samples, newer)
             if changed and state.next_step is not None and step < state.next_step and step not in state.revised:
                 state.revised.append(step)
-            if newer:
-                self._seen_at[slot, column] = message.ended_at[row]
-                self._sequence[slot, column] = message.sequence
-                self._offset[slot, column] = -1 if place is None else place.offset
 
-    def _revise(self, slot: int, column: int, layout: _Layout, samples: list[float | None], newer: bool) -> bool:
+    def _layout(self, key: tuple[str, ...]) -> _Layout:
+        if len(self._layouts) >= LAYOUTS_MAX:
+            self._layouts.clear()
+        layout = self._layouts[key] = _Layout(key)
+        return layout
+
+    def _revise(self, layout: _Layout, report: _Report, ended_at: float, samples: list[float | None]) -> bool:
         """Another message about a step that this rank has told of: does it change anything?"""
         self._write_fresh()
+        slot, column, sequence, offset = report
+        newer = sequence >= self._sequence[slot, column]
         cells, changed = self._values[slot, column], False
         for index, value in zip(layout.indices, samples, strict=True):
             if value is None or not -LARGEST <= value <= LARGEST or not (newer or np.isnan(cells[index])):
                 continue
             changed |= bool(cells[index] != np.float32(value))
             cells[index] = value
+        if newer:
+            self._seen_at[slot, column] = ended_at
+            self._sequence[slot, column], self._offset[slot, column] = sequence, offset
         return changed
 
     def _write_fresh(self) -> None:
-        for key, fresh in self._fresh.items():
+        for fresh in self._fresh.values():
+            slots, columns, sequences, offsets = np.array(fresh.reports, dtype=np.int64).T
+            self._sequence[slots, columns], self._offset[slots, columns] = sequences, offsets
+            self._seen_at[slots, columns] = fresh.ended_at
             samples = np.array(fresh.samples, dtype=np.float64)
             samples[~(np.abs(samples) <= LARGEST)] = np.nan
-            indices = self._layouts[key].indices
-            self._values[np.array(fresh.slots)[:, None], np.array(fresh.columns)[:, None], indices] = samples
+            self._values[slots[:, None], columns[:, None], fresh.layout.indices] = samples
         self._fresh = {}
 
     @property
@@ -166,6 +177,7 @@ class StepMatrix:
             if state.first_step is None:
                 return []
             state.next_step = state.first_step
+        self._write_fresh()
         wanted = np.array([rank in live for rank in state.ranks])
         quorum = math.ceil(self.config.quorum * int(wanted.sum()))
         closed: list[int] = []
@@ -216,12 +228,14 @@ class StepMatrix:
 
     def ended_at(self, step: int) -> float | None:
         """When the first rank had ended the step, as far as they have told; None where none has."""
+        self._write_fresh()
         slot = step % len(self._step)
         seen = self._seen_at[slot][np.isfinite(self._seen_at[slot])]
         return float(seen.min()) if self._step[slot] == step and len(seen) else None
 
     def report(self, step: int, rank: int) -> tuple[float, int, int | None, int | None]:
         """(ended at, sequence, partition, offset) of the message in which `rank` told of `step`."""
+        self._write_fresh()
         slot, column = step % len(self._step), self._column[rank]
         offset = int(self._offset[slot, column])
         seen = float(self._seen_at[slot, column])
@@ -245,6 +259,7 @@ class StepMatrix:
         matrix._values, matrix._seen_at = arrays["values"].copy(), arrays["seen_at"].copy()
         matrix._sequence, matrix._offset = arrays["sequence"].copy(), arrays["offset"].copy()
         matrix._step = arrays["step"].tolist()
+        matrix._reported = [bytearray((row >= 0).tobytes()) for row in matrix._sequence]
         return matrix
 
     def _passed(self, step: int, now: float) -> bool:
@@ -264,6 +279,7 @@ class StepMatrix:
         self._step[slot] = step
         self._values[slot], self._seen_at[slot] = np.nan, np.nan
         self._sequence[slot], self._offset[slot] = -1, -1
+        self._reported[slot] = bytearray(len(state.ranks))
         state.newest_step = max(state.newest_step, step)
         if state.next_step is None or step >= state.next_step:
             state.opened_at[step] = at
@@ -277,16 +293,23 @@ class _Layout:
 
     def __init__(self, told: tuple[str, ...]) -> None:
         found = [(name, index) for index, feature in enumerate(FEATURES) if (name := _told_as(feature, told))]
+        self.whole = sorted(name for name, _ in found) == sorted(told)  # every column is one feature
+        if self.whole:
+            found.sort(key=lambda pair: told.index(pair[0]))
         self.names = [name for name, _ in found]
         self.indices: Ints = np.array([index for _, index in found], dtype=np.int64)
+
+
+_Report = tuple[int, int, int, int]  # slot, column, sequence, offset
 
 
 @dataclass(slots=True)
 class _Fresh:
     """Reports of one layout that wait to be written."""
 
-    slots: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
+    layout: _Layout
+    reports: list[_Report] = field(default_factory=list)
+    ended_at: list[float] = field(default_factory=list)
     samples: list[list[float | None]] = field(default_factory=list)
 
 

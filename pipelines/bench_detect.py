@@ -18,7 +18,7 @@ import numpy as np
 
 from detectors.config import DetectorConfig
 from detectors.job_detector import JobDetector
-from detectors.log_rules import RuleBook
+from detectors.logs.rule_book import RuleBook
 from detectors.steps import TIMINGS
 from ingest.bus import Record
 from ingest.codec import Codec

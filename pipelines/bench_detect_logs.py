@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from detectors.log_rules import RuleBook
+from detectors.logs.rule_book import RuleBook
 from pipelines.figures import Figure
 
 ROUNDS = 5

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from detectors.clues import Place
 from detectors.config import DetectorConfig
 from detectors.job_detector import JobDetector
-from detectors.log_rules import RuleBook
+from detectors.logs.rule_book import RuleBook
 from detectors.merge import Merge
 from detectors.verdict import Verdict
 from ingest.bus import Record, TopicPartition
@@ -52,12 +52,12 @@ class Detection:
         self._rules = rules
         self._codec = Codec(MESSAGE_TYPES)
         self._jobs: dict[str, _Job] = {}
-        self._next: dict[TopicPartition, int] = {}
+        self._next: dict[tuple[Topic, int], int] = {}
 
     def feed(self, record: Record) -> str | None:
         """Take one record; returns why it cannot be read, if it cannot: it belongs to the dead letters."""
-        partition, offset, appended_at = record.partition, record.offset, record.appended_at
-        self._next[record.place] = offset + 1
+        topic, partition, offset, appended_at = record.topic, record.partition, record.offset, record.appended_at
+        self._next[topic, partition] = offset + 1
         try:
             message = self._codec.decode(record.headers, record.value)
         except Undecodable as error:
@@ -74,7 +74,7 @@ class Detection:
             where = f"partition {job.partition} and in {partition}"
             return f"job {message.job!r} is in {where}; producers must use murmur2 of the key"
         job.heard_at = appended_at
-        job.merge.put(message, Place(record.topic, partition, offset, appended_at), appended_at)
+        job.merge.put(message, Place(topic, partition, offset, appended_at), appended_at)
         return None
 
     def conclude(self, now: float, lagging: Collection[TopicPartition] = ()) -> list[Verdict]:
@@ -100,7 +100,7 @@ class Detection:
 
     def save(self, partition: int) -> tuple[PartitionState, dict[str, NDArray[Any]]]:
         """The state of one partition's jobs; arrays are named `<job>|<array>`."""
-        offsets = {key: at for key, at in self._next.items() if key.partition == partition}
+        offsets = {TopicPartition(*key): at for key, at in self._next.items() if key[1] == partition}
         merges: dict[str, dict[str, Any]] = {}
         detectors: dict[str, dict[str, Any]] = {}
         arrays: dict[str, NDArray[Any]] = {}
@@ -134,7 +134,7 @@ class Detection:
     def drop(self, partition: int) -> None:
         """Forget a partition that somebody else has now."""
         self._jobs = {name: job for name, job in self._jobs.items() if job.partition != partition}
-        self._next = {key: at for key, at in self._next.items() if key.partition != partition}
+        self._next = {key: at for key, at in self._next.items() if key[1] != partition}
 
 
 def _topic(key: str) -> Topic:

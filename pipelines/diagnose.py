@@ -12,8 +12,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Any, cast
 
-from detectors.diagnosis import Diagnoser, Diagnosis
-from detectors.log_rules import RuleBook, RuleError
+from detectors.diagnosis.diagnosis import Diagnoser, Diagnosis
+from detectors.logs.rule_book import RuleBook, RuleError
 from pipelines.errors import StatedError
 
 READ_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from detectors.diagnosis import Consequence, Diagnosis, LogLine
+from detectors.diagnosis.diagnosis import Consequence, Diagnosis, LogLine
 from pipelines.diagnose import Reading
 
 ROWS_MAX = 6

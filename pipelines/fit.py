@@ -22,7 +22,7 @@ from detectors.ensemble.models import SEED
 from detectors.ensemble.start import start_from
 from detectors.ensemble.stored import Peers, StoredModel, StoredPart
 from detectors.job_detector import JobDetector
-from detectors.log_rules import RuleBook
+from detectors.logs.rule_book import RuleBook
 from detectors.merge import Merge
 from ingest.bus import Record
 from ingest.codec import Codec, Undecodable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from detectors.log_rules import RuleBook, RuleError
+from detectors.logs.rule_book import RuleBook, RuleError
 from pipelines.errors import StatedError
 
 

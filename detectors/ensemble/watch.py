@@ -19,10 +19,10 @@ from detectors.ensemble.committee import Opinion, cold_decades, columns_of, leve
 from detectors.ensemble.ensemble import Ensemble, Singles
 from detectors.ensemble.few_rows import FewRows
 from detectors.ensemble.says import Named, Who, attribute, cold_support, condition_alone, support_of
-from detectors.few_peers import FEW_MAX
-from detectors.finding import Finding
-from detectors.findings import Support, condition_of
-from detectors.rank_channel import RankChannel
+from detectors.ranks.channel import RankChannel
+from detectors.ranks.few_peers import FEW_MAX
+from detectors.ranks.finding import Finding
+from detectors.ranks.findings import Support, condition_of
 from detectors.roster import Roster
 from detectors.steps import Floats, StepMatrix
 

@@ -1,8 +1,8 @@
 """How many labelled log cases get their class and action right, and how many benign lines speak: `evaluate logs`.
 
 Names: classes are our symptoms one to one; where a file's author does not know one of ours that is finer, its coarser
-name stands for it (`within` in detectors/symptoms.toml: `host_alloc` is a `host_oom`). Actions are named as people name
-them (left) and as Transom does (right):
+name stands for it (`within` in detectors/diagnosis/symptoms.toml: `host_alloc` is a `host_oom`). Actions are named as
+people name them (left) and as Transom does (right):
 
 | in a file of cases       | of a diagnosis          |
 | ------------------------ | ----------------------- |
@@ -25,10 +25,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from detectors.diagnosis import Diagnoser, Diagnosis
-from detectors.log_places import listen
-from detectors.log_rules import RuleBook
-from detectors.symptoms import Action, symptom_of, words
+from detectors.diagnosis.diagnosis import Diagnoser, Diagnosis
+from detectors.diagnosis.places import listen
+from detectors.diagnosis.symptoms import Action, symptom_of, words
+from detectors.logs.rule_book import RuleBook
 from pipelines.figures import Figure
 
 from .evaluation import CannotEvaluate, EvaluateOptions, Evaluation

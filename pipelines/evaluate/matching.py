@@ -159,6 +159,8 @@ def _explains(label: Label, story: Story, tolerance_seconds: float) -> bool:
     if not label.covers(story.opened_at, tolerance_seconds):
         return False
     if story.fault_class is not None and story.fault_class in label.right.tolerated:
+        if label.right.culprit == "any":
+            return True
         return all(culprit.node == label.node and culprit.rank in (None, *label.ranks) for culprit in story.culprits)
     return _fits(story, label.right.classes) and culprit_right(story, label)
 

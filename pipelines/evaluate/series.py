@@ -13,7 +13,7 @@ from rich.table import Table
 
 from detectors.calibration import CalibrationError
 from detectors.ensemble.models import EnsembleUnavailable
-from detectors.series import SeriesRefused, ranked_metrics
+from detectors.series.series import SeriesRefused, ranked_metrics
 from pipelines.extras import missing_extra
 from pipelines.figures import Figure
 

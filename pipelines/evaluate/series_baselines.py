@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from detectors.budget_gate import BudgetConfig, BudgetGate
 from detectors.ensemble.models import load_model
-from detectors.series import SeriesConfig, SeriesDetector
-from detectors.series_features import Bools, Floats, Units, filled, rolling_mean
+from detectors.series.budget_gate import BudgetConfig, BudgetGate
+from detectors.series.features import Bools, Floats, Units, filled, rolling_mean
+from detectors.series.series import SeriesConfig, SeriesDetector
 
 OURS = "transom"
 OWN_Z = "own-history z"

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from detectors.config import DetectorConfig
-from detectors.log_rules import RuleBook
+from detectors.logs.rule_book import RuleBook
 from pipelines.evaluate.baselines import ScoredRun, Scorer, matched, score_run, threshold_of
 from pipelines.evaluate.evaluation import EvaluateOptions, Evaluation
 from pipelines.evaluate.faults import FALSE_PER_1K_MAX, OURS, figures, methods, tally_cells, told_tally

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from detectors.clues import TOPIC_OF, Place
 from detectors.config import DetectorConfig
 from detectors.job_detector import JobDetector
-from detectors.log_rules import RuleBook
+from detectors.logs.rule_book import RuleBook
 from detectors.merge import Merge
 from detectors.verdict import FaultClass, Verdict
 from ingest.events import FaultInjected, Metrics

@@ -82,7 +82,7 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(tmp_path: Path) -> None:
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {*ROOMS, "transom.py"}
     for needed in (
-        "detectors/rules/",
+        "detectors/logs/rules/",
         "pipelines/broker/pom.xml",
         "pipelines/demo_job/train.py",
         "ui/pages/",

@@ -9,8 +9,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from detectors.log_rules import RuleBook
-from detectors.rule import Rule, RuleRole, check_rule
+from detectors.logs.rule import Rule, RuleRole, check_rule
+from detectors.logs.rule_book import RuleBook
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "log-rules.md").read_text(encoding="utf-8")

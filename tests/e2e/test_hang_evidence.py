@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from detectors.stack_groups import groups_of, odd_of, stand_of
+from detectors.silence.stack_groups import groups_of, odd_of, stand_of
 from ingest.events import DeviceMetrics, RankStacks
 from recovery.backend import StartRequest
 from tests.launcher_lab import JOB, lab_in_short_folder, wait_for

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from detectors.log_rules import RuleBook
-from detectors.symptoms import symptom_of, words
+from detectors.diagnosis.symptoms import symptom_of, words
+from detectors.logs.rule_book import RuleBook
 from pipelines.evaluate.log_cases import LogCase, read_cases
 from pipelines.evaluate.logs import Methods, names_of
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from detectors.config import DetectorConfig
 from detectors.ensemble.config import EnsembleConfig
 from detectors.job_detector import JobDetector
-from detectors.log_rules import RuleBook, strip_prefixes
+from detectors.logs.rule_book import RuleBook, strip_prefixes
 from detectors.merge import Merge
 from tests.synthetic_job import SyntheticJob, with_places
 

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors import sightings
-from detectors.diagnosis import Diagnoser, Diagnosis
-from detectors.log_places import listen
-from detectors.log_rules import RuleBook
-from detectors.log_scan import LineGate
+from detectors.diagnosis.diagnosis import Diagnoser, Diagnosis, sightings
+from detectors.diagnosis.places import listen
+from detectors.diagnosis.scan import LineGate
+from detectors.logs.rule_book import RuleBook
 
 RULES = RuleBook.shipped()
 GATE = LineGate(RULES.rules, sightings.REMARKS)

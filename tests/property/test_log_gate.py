@@ -7,9 +7,9 @@ import re
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from detectors.line_gate import LineGate
-from detectors.line_prefixes import strip_prefixes
-from detectors.log_rules import RuleBook
+from detectors.logs.line_gate import LineGate
+from detectors.logs.line_prefixes import strip_prefixes
+from detectors.logs.rule_book import RuleBook
 
 RULES = RuleBook.shipped()
 ACTIVE = [rule for rule in RULES.rules if rule.enabled]

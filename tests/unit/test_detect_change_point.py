@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from detectors.change_point import Change, ChangePoint, ChangePointState, changes
+from detectors.job.change_point import Change, ChangePoint, ChangePointState, changes
 
 Floats = npt.NDArray[np.float64]
 STEPS = 10_000

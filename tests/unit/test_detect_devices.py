@@ -9,8 +9,8 @@ import pytest
 
 from detectors.channel import Ended, Told
 from detectors.clues import Clue, Condition, Place
-from detectors.device_series import Counter, Series
-from detectors.devices import DeviceChannel, DevicesConfig
+from detectors.devices.channel import DeviceChannel, DevicesConfig
+from detectors.devices.series import Counter, Series
 from detectors.roster import Roster
 from ingest.events import DeviceMetrics, Metrics
 

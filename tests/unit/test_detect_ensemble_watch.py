@@ -17,7 +17,7 @@ from detectors.ensemble.feedback import LEAST_MAX, Judged, eased, least
 from detectors.ensemble.start import Start, start_from
 from detectors.ensemble.stored import ModelRefused, StoredModel, StoredPart
 from detectors.ensemble.watch import Watch
-from detectors.finding import Finding
+from detectors.ranks.finding import Finding
 from tests.ensemble_rows import DATA, QUEUE, FakeJob, windows
 
 LIGHT = EnsembleConfig(members=("top1", "top2", "PCA"), votes=())

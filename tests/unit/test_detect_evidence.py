@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.hysteresis import SCALES, Evidence, EvidenceConfig, since_shift
-from detectors.node_view import NodeView
-from detectors.roles import given_roles, learned_roles
+from detectors.ranks.hysteresis import SCALES, Evidence, EvidenceConfig, since_shift
+from detectors.ranks.node_view import NodeView
+from detectors.ranks.roles import given_roles, learned_roles
 
 FLOORS = (0.01, 0.01, 0.01, 0.01)
 

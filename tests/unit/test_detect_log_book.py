@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import msgspec
 
-from detectors.log_book import LogBook
-from detectors.log_memory import NOVEL_LINES_MIN, NOVEL_MAX
-from detectors.log_rules import RuleBook
-from detectors.log_storms import FOLDS_MAX, SPREAD_RANKS_MAX, LogStorms
+from detectors.logs.book import LogBook
+from detectors.logs.memory import NOVEL_LINES_MIN, NOVEL_MAX
+from detectors.logs.rule_book import RuleBook
+from detectors.logs.storms import FOLDS_MAX, SPREAD_RANKS_MAX, LogStorms
+from detectors.logs.templates import TEMPLATES_MAX, Templates, template_of
 from detectors.roster import Roster
-from detectors.templates import TEMPLATES_MAX, Templates, template_of
 from detectors.verdict import Culprit, Verdict
 from ingest.events import AttemptStarted, LogLine, Logs, RankPlace, Stream
 

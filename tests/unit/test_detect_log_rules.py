@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from detectors.log_book import LogBook
-from detectors.log_rules import RuleBook, RuleError, strip_prefixes
+from detectors.logs.book import LogBook
+from detectors.logs.rule_book import RuleBook, RuleError, strip_prefixes
 from detectors.roster import Roster
 from ingest.events import LogLine, Logs
 from tests.log_lines import BENIGN as CORPUS

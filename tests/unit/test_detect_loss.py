@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from detectors.loss import LossChannel
+from detectors.job.loss import LossChannel
 from tests.step_series import Floats, Series, noise
 
 BLOOM_NORMS = (0.95, 2.39, 15.9, 145.0, 960.0)

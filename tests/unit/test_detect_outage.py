@@ -11,7 +11,7 @@ import pytest
 
 from detectors.config import DetectorConfig
 from detectors.ensemble.config import EnsembleConfig
-from detectors.log_rules import RuleBook
+from detectors.logs.rule_book import RuleBook
 from detectors.verdict import VERDICT_TYPES, Verdict
 from ingest.bus import BusUnavailable, Record
 from ingest.clock import ManualClock

@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from detectors.change_point import ChangePointConfig
-from detectors.pace import PaceChannel, PaceConfig
-from detectors.phases import Phases
-from detectors.step_summary import lower_median
+from detectors.job.change_point import ChangePointConfig
+from detectors.job.pace import PaceChannel, PaceConfig
+from detectors.job.phases import Phases
+from detectors.job.step_summary import lower_median
 from tests.step_series import Floats, Series, noise, step_parts
 
 RANKS = 8  # on eight nodes

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from detectors.finding import Finding
-from detectors.rank_channel import RankChannel
+from detectors.ranks.channel import RankChannel
+from detectors.ranks.finding import Finding
 from detectors.steps import TIMINGS, Floats
 
 OWN, WALL, STEP, DATA = TIMINGS[0], TIMINGS[1], TIMINGS[2], TIMINGS[3]

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from detectors.budget_gate import BudgetConfig, BudgetGate, alarm_threshold, alarms
 from detectors.calibration import CalibrationError
-from detectors.series import SeriesConfig, SeriesDetector, SeriesRefused, ranked_metrics
-from detectors.series_features import Forecast, Units, earlier, filled, mean_and_change, rolling_mean
+from detectors.series.budget_gate import BudgetConfig, BudgetGate, alarm_threshold, alarms
+from detectors.series.features import Forecast, Units, earlier, filled, mean_and_change, rolling_mean
+from detectors.series.series import SeriesConfig, SeriesDetector, SeriesRefused, ranked_metrics
 
 CONFIG = SeriesConfig(BudgetConfig(rows_per_day=100.0), reference_rows_max=300)
 

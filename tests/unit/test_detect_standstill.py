@@ -7,10 +7,10 @@ import json
 import pytest
 
 from detectors.config import DetectorConfig
-from detectors.hang import look_for_hang
 from detectors.job_detector import JobDetector
-from detectors.liveness import LivenessConfig
 from detectors.roster import RankState, Roster
+from detectors.silence.hang import look_for_hang
+from detectors.silence.liveness import LivenessConfig
 from detectors.verdict import Verdict
 from ingest.events import CheckpointEvent, DeviceMetrics, Message, Metrics, RankStacks, RankStalled
 from tests.synthetic_job import SyntheticJob, detect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detectors.clues import Place
-from detectors.rank_channel import RankChannel
+from detectors.ranks.channel import RankChannel
 from detectors.steps import StepMatrix, StepsConfig
 from ingest.events import Metrics
 

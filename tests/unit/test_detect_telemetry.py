@@ -9,9 +9,9 @@ import pytest
 
 from detectors.channel import Ended
 from detectors.clues import Condition, source_of
+from detectors.ranks.telemetry import TelemetryChannel
 from detectors.roster import Roster
 from detectors.steps import StepMatrix
-from detectors.telemetry import TelemetryChannel
 from ingest.events import AttemptStarted, Message, Metrics, NodeHeartbeat, RankExited, RankPlace
 
 RANKS = 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.log_rules import RuleBook
-from detectors.rule import RuleError
-from detectors.xid import XidLine, parse_xid, shipped_xids
+from detectors.logs.rule import RuleError
+from detectors.logs.rule_book import RuleBook
+from detectors.logs.xid import XidLine, parse_xid, shipped_xids
 
 TABLE = shipped_xids()
 RULES = RuleBook.shipped()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from detectors import sightings
-from detectors.diagnosis import Diagnoser, Diagnosis
-from detectors.first_cause import who_is_behind, who_is_missing
-from detectors.log_places import listen, speaker_of_file
-from detectors.log_rules import RuleBook
-from detectors.sightings import STORM_LINES
+from detectors.diagnosis.diagnosis import Diagnoser, Diagnosis, sightings
+from detectors.diagnosis.first_cause import who_is_behind, who_is_missing
+from detectors.diagnosis.places import listen, speaker_of_file
+from detectors.diagnosis.sightings import STORM_LINES
+from detectors.logs.rule_book import RuleBook
 
 RULES = RuleBook.shipped()
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."

@@ -47,6 +47,13 @@ def test_a_fault_is_found_within_its_time_and_the_delay_is_from_its_onset() -> N
     assert not matched.false
 
 
+def test_of_a_fault_that_is_nobodys_true_words_may_name_any_node() -> None:
+    disk = Right(frozenset(("checkpoint_failed",)), culprit="any", tolerated=frozenset(("warning",)))
+    told = [story(103.0, "checkpoint_failed"), story(104.0, "warning", None, "node7")]
+    assert not match([label(disk)], told).false
+    assert len(match([label()], [story(103.0), story(104.0, "job_slow", None, "node7")]).false) == 1
+
+
 @pytest.mark.parametrize("at", [99.0, 113.1])
 def test_the_same_words_before_the_fault_or_long_after_it_are_false(at: float) -> None:
     matched = match([label()], [story(at)])

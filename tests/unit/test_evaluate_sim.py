@@ -10,7 +10,7 @@ from rich.console import Console
 
 import pipelines.evaluate.sim as sim
 from detectors.config import DetectorConfig
-from detectors.log_rules import RuleBook
+from detectors.logs.rule_book import RuleBook
 from pipelines.evaluate.evaluation import EvaluateOptions
 from pipelines.evaluate.matching import Tally, tally
 from pipelines.evaluate.sim_runs import right_label, run_simulation

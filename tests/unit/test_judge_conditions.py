@@ -8,7 +8,7 @@ import pytest
 
 from detectors.clock_skew import HEARTBEATS_MIN, Clocks
 from detectors.clues import Clue, Condition, Place, Source
-from detectors.judge import Judge, JudgeConfig
+from detectors.judge.judge import Judge, JudgeConfig
 from detectors.roster import RankState, Roster
 from detectors.verdict import Culprit, Evidence, FaultClass, Verdict
 from ingest.events import NodeHeartbeat

@@ -10,7 +10,7 @@ import pytest
 from detectors.config import DetectorConfig
 from detectors.ensemble.config import EnsembleConfig
 from detectors.job_detector import JobDetector
-from detectors.log_rules import RuleBook, RuleError
+from detectors.logs.rule_book import RuleBook, RuleError
 from ingest.clock import ManualClock
 from ingest.events import LogLine, Logs
 from ingest.memory_bus import MemoryBus

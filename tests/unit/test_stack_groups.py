@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from detectors.sequence_numbers import GATE, parse_watchdog
-from detectors.stack_groups import Stand, behind_of, groups_of, main_frames, odd_of, ranks_words, stand_of
+from detectors.silence.sequence_numbers import GATE, parse_watchdog
+from detectors.silence.stack_groups import Stand, behind_of, groups_of, main_frames, odd_of, ranks_words, stand_of
 from ingest.flight_recorder import Flight, parse_dump
 
 SITE = "/venv/lib/python3.12/site-packages"

@@ -1,0 +1,373 @@
+"""Eight and more ranks of a role: distance from the peers' median, less the rank's own offset, over the peers' spread.
+
+A whole step is scored as one rank × timing array. Times that make up the computation count as shares of themselves,
+waits as shares of the step, so that a batch ramp moves nothing. Offsets are running medians (sign steps, which need
+no history) of clean steps; they stand still for a rank that is odd now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from detectors.ranks.hysteresis import Bools, Singles
+from detectors.ranks.node_view import NodeView
+from detectors.steps import TIMINGS, Ints, StepMatrix
+
+OWN, WALL = "train.compute.own", "train.compute.duration"
+DATA, DELAY, STEP = "train.data.duration", "train.run_queue.delay", "train.step.duration"
+OPTIMIZER, WAIT = "train.optimizer.duration", "train.collective.wait"
+BUSY = "compute + data + collective wait"  # ends later than the peers' only where a rank's own collective does
+COLUMNS = (*TIMINGS, BUSY)
+OF_STEP = frozenset((STEP, DATA, WAIT, DELAY, OPTIMIZER, BUSY))  # measured in shares of the step
+AT = {name: index for index, name in enumerate(COLUMNS)}
+CORRELATED_STEPS = 10.0  # a node's noise is the same for about so long
+KEPT = 64  # steps whose medians are kept for what comes late
+SHOWN = 16  # steps whose deviations are kept
+
+
+@dataclass(frozen=True, slots=True)
+class ManyPeersConfig:
+    """Shares are of the time itself or of the step; see OF_STEP."""
+
+    z_freeze: float = 4.0
+    z_clip: float = 20.0
+    smooth_slow: float = 1.5  # smoothed distance, in spreads, above which offsets move at a quarter of their pace:
+    # a weak slowdown must not be learned away, a rank that has wandered must not stay apart for ever
+    smooth_steps: float = 16.0
+    mates_min: int = 4
+    floor_fraction: float = 0.005  # of the unit: timers and clocks are not better
+    first_steps: int = 20  # clean steps behind the first offsets
+    offset_steps_max: int = 50  # few, because a rank that is odd among its mates learns nothing
+    node_offset_steps_max: int = 800
+    capped_steps: int = 100  # so long an offset stays within its cap
+    cap_floors: float = 10.0
+    odd_tests: tuple[int, ...] = (120, 240)  # clean steps at which the slow test looks, then every `odd_every`
+    odd_every: int = 500
+    odd_chance: float = 1e-3  # of one wrong name in one test, over all ranks
+    odd_stretch: float = 1.5  # offsets have longer tails than a normal distribution
+    odd_min: float = 0.08
+    missing_max: float = 0.2  # of the ranks; with more missing a step is scored but not learned from
+    length_max: float = 1.5  # of the usual step, and its inverse: other steps are not learned from
+
+
+class Excesses(NamedTuple):
+    """One step, by kind of evidence: each rank against its peers, and against its node-mates where it has enough."""
+
+    peers: dict[str, Singles]
+    mates: dict[str, Singles]
+
+
+class _State(msgspec.Struct):
+    rows: int = 0  # clean steps in the offsets
+    steps: list[int] = []  # the newest steps with kept medians, oldest first
+    shown: list[int] = []  # which step each slot of `_shown` holds
+    newest_slot: int = -1  # of them
+    clean: list[int] = []  # the newest clean steps
+    lengths: list[float] = []  # medians of the newest steps' durations
+    tested: int = 0
+    odd: list[int] = []  # columns of ranks that were odd from the beginning
+
+
+class ManyPeers:
+    """Deviations of every rank from its role; `excess` gives what evidence is counted of."""
+
+    def __init__(self, nodes: Sequence[str], config: ManyPeersConfig | None = None) -> None:
+        self.config = config or ManyPeersConfig()
+        self.nodes, self.count = list(nodes), len(nodes)
+        count = self.count
+        self._state = _State()
+        self.metric = ""  # of the computation: OWN or WALL, chosen once by whoever owns this
+        self._groups: list[Ints] = []
+        self._offset: Singles = np.zeros((count, len(COLUMNS)), dtype=np.float32)
+        self._smooth: Singles = np.zeros((count, len(COLUMNS)), dtype=np.float32)
+        self._beside: Singles = np.full((KEPT, count), np.nan, dtype=np.float32)  # of the computation, from all peers
+        self._first: Singles = np.zeros(count, dtype=np.float32)  # of the computation, over the first clean steps
+        self._shown: Singles = np.full((2, SHOWN, count, len(TIMINGS)), np.nan, dtype=np.float32)
+        # step × group × (median, unit, centre, spread) × column
+        self._statistics: Singles = np.empty((0, 1, 4, len(COLUMNS)), dtype=np.float32)
+        self._set_groups([np.arange(count)])
+
+    @property
+    def learned(self) -> int:
+        """Clean steps in the offsets."""
+        return self._state.rows
+
+    @property
+    def odd(self) -> list[int]:
+        """Columns of the ranks that were odd from their first step on."""
+        return self._state.odd
+
+    def set_groups(self, groups: list[Ints], known: ManyPeers) -> None:
+        """Compare within these groups (columns of the matrix) from now on. `known` compares with everybody: what it
+        has learned of a rank, less what it has learned of its new peers' median, is the rank's offset among them."""
+        self._set_groups(groups)
+        state = self._state
+        state.steps, state.shown, state.newest_slot = [], [], -1
+        state.rows = known._state.rows
+        of_step = np.array([name in OF_STEP for name in COLUMNS])
+        for members in groups:
+            theirs = known._offset[members]
+            middle = _medians(np.ascontiguousarray(theirs.T))
+            self._offset[members] = np.where(of_step, theirs - middle, (1.0 + theirs) / (1.0 + middle) - 1.0)
+
+    def score(self, matrix: StepMatrix, step: int, *, again: bool = False) -> Excesses | None:
+        """Excess of each rank by kind of evidence, in the units of the module; None where the step is not kept.
+        `again`: it was scored before, and some of its samples have come since."""
+        rows, state = self._rows(matrix, step), self._state
+        if rows is None or (again and step not in state.steps):
+            return None
+        slot = state.steps.index(step) if step in state.steps else None
+        if slot is None:
+            state.steps = [*state.steps[-(KEPT - 1) :], step]
+            self._statistics = np.concatenate([self._statistics[-(KEPT - 1) :], self._measure(rows)[None]])
+            state.newest_slot = (state.newest_slot + 1) % SHOWN
+            state.shown = [*state.shown[: state.newest_slot], step, *state.shown[state.newest_slot + 1 :]]
+            self._beside = np.concatenate([self._beside[1:], np.full((1, self.count), np.nan, dtype=np.float32)])
+        own, spread, unit = self._own(rows, -1 if slot is None else slot - len(state.steps))
+        apart, width = self._from_mates(own, spread)
+        clip = self.config.z_clip
+        deviations = np.clip(own / spread, -clip, clip)
+        self._beside[state.steps.index(step) - len(state.steps)] = own[:, AT[self.metric]]
+        if step in state.shown:
+            at = state.shown.index(step)
+            self._shown[0, at] = deviations[:, : len(TIMINGS)]
+            self._shown[1, at] = np.clip(apart / width, -clip, clip)[:, : len(TIMINGS)]
+        if slot is None and self._is_clean(rows):
+            self._learn(matrix, step, (own, spread), (apart, width))
+        return Excesses(self._excess(own, unit), self._excess(apart, unit))
+
+    def deviations(self, step: int, *, from_mates: bool = False) -> Singles | None:
+        """rank × timing of one of the newest sixteen steps, in spreads of the peers (or from the node's mates, where
+        there are enough, in spreads of such distances); NaN = not measured."""
+        shown = self._state.shown
+        return self._shown[int(from_mates), shown.index(step)].copy() if step in shown else None
+
+    def beside_peers(self, column: int, steps: Sequence[int]) -> float:
+        """Median excess of a rank's computation over all its peers', over those of these steps that are kept."""
+        known = self._state.steps
+        kept = [self._beside[known.index(step) - len(known), column] for step in steps if step in known]
+        return _median(np.array(kept, dtype=np.float32))
+
+    def normals(self) -> tuple[Singles, Singles, Singles] | None:
+        """For each rank: its normal computation over its peers' (1 = the same), its normal data wait over theirs in
+        shares of the step, and how far the first may still be from the truth. None before offsets are learned."""
+        if not self._state.rows or not len(self._statistics):
+            return None
+        column = AT[self.metric]
+        spread = self._of_ranks(self._statistics[-1])[:, 3, column]
+        error = spread / np.float32(math.sqrt(self._state.rows / CORRELATED_STEPS))
+        return 1.0 + self._offset[:, column], self._offset[:, AT[DATA]], error
+
+    def to_state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        built: dict[str, Any] = msgspec.to_builtins(self._state)
+        return {**built, "metric": self.metric}, {
+            "offset": self._offset, "smooth": self._smooth, "shown": self._shown, "statistics": self._statistics,
+            "group": self._group_of, "first": self._first, "beside": self._beside,
+        }  # fmt: skip
+
+    def load_state(self, state: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
+        self.metric = state["metric"]
+        group = arrays["group"]
+        self._set_groups([np.flatnonzero(group == number) for number in range(int(group.max(initial=-1)) + 1)])
+        self._state = msgspec.convert({k: v for k, v in state.items() if k != "metric"}, _State)
+        self._offset, self._smooth = arrays["offset"].copy(), arrays["smooth"].copy()
+        self._first, self._beside = arrays["first"].copy(), arrays["beside"].copy()
+        self._shown, self._statistics = arrays["shown"].copy(), arrays["statistics"].copy()
+
+    def _set_groups(self, groups: list[Ints]) -> None:
+        self._groups = groups
+        self._group_of: Ints = np.full(self.count, -1, dtype=np.int64)
+        for number, members in enumerate(groups):
+            self._group_of[members] = number
+        self._statistics = np.empty((0, len(groups), 4, len(COLUMNS)), dtype=np.float32)
+        names = [f"{node}/{group}" for node, group in zip(self.nodes, self._group_of.tolist(), strict=True)]
+        self._cells = NodeView(names)
+        together = (self._cells.sizes >= self.config.mates_min)[self._cells.of_rank]
+        self._mates: Bools = together & (self._group_of >= 0)
+
+    def _rows(self, matrix: StepMatrix, step: int) -> Singles | None:
+        """rank × COLUMNS of one step."""
+        rows = matrix.rows(step)
+        if rows is None:
+            return None
+        busy = rows[:, AT[WALL]] + rows[:, AT[DATA]] + rows[:, AT[WAIT]]
+        return np.concatenate([rows, busy[:, None]], axis=1).astype(np.float32)
+
+    def _measure(self, rows: Singles) -> Singles:
+        """group × (median, unit, centre, spread) × column: everything that the peers tell of a step."""
+        config = self.config
+        out: Singles = np.full((len(self._groups), 4, len(COLUMNS)), np.nan, dtype=np.float32)
+        of_step = np.array([name in OF_STEP for name in COLUMNS])
+        for number, members in enumerate(self._groups):
+            block = np.ascontiguousarray(rows[members].T)
+            middle = _medians(block)
+            length = middle[AT[STEP]] if middle[AT[STEP]] > 0.0 else middle[AT[WALL]]
+            unit = np.where(of_step, length, middle)
+            unit[~(unit > 0.0)] = np.nan
+            own = (block - middle[:, None]) / unit[:, None] - self._offset[members].T
+            centre = _medians(own)
+            spread = 1.4826 * _medians(np.abs(own - centre[:, None]))
+            out[number] = middle, unit, centre, np.maximum(spread, config.floor_fraction)
+        return out
+
+    def _own(self, rows: Singles, slot: int) -> tuple[Singles, Singles, Singles]:
+        """Distance from the peers less the own offset, and for each rank its peers' spread and unit."""
+        statistics = self._of_ranks(self._statistics[slot])
+        middle, unit, centre, spread = (statistics[:, index] for index in range(4))
+        return (rows - middle) / unit - self._offset - centre, spread, unit
+
+    def _of_ranks(self, statistics: Singles) -> Singles:
+        """What `_measure` gave for each group, for each rank; NaN for who is in none."""
+        out: Singles = np.full((self.count, *statistics.shape[1:]), np.nan, dtype=np.float32)
+        inside = self._group_of >= 0
+        out[inside] = statistics[self._group_of[inside]]
+        return out
+
+    def _from_mates(self, own: Singles, spread: Singles) -> tuple[Singles, Singles]:
+        """Distance from the middle of the mates on the node (from all peers for who has too few), and its spread."""
+        if not self._mates.any():
+            return own, spread
+        apart = own - self._cells.middles(own)[self._cells.of_rank]
+        some = apart[self._mates]
+        width = 1.4826 * _medians(np.ascontiguousarray(np.abs(some).T))
+        least = np.maximum(width, self.config.floor_fraction)
+        mates = self._mates[:, None]
+        return np.where(mates, apart, own), np.where(mates, least, spread)
+
+    def _excess(self, own: Singles, unit: Singles) -> dict[str, Singles]:
+        """What evidence is counted of. A link: its wait is longer although neither its computation nor data is."""
+        return {
+            "compute": _worth(own[:, AT[self.metric]], unit[:, AT[self.metric]], 0.002),
+            "optimizer": _worth(own[:, AT[OPTIMIZER]], unit[:, AT[OPTIMIZER]], 0.002),
+            "data": _worth(own[:, AT[DATA]], unit[:, AT[DATA]], 0.010),
+            "link": np.minimum(own[:, AT[BUSY]], own[:, AT[WAIT]]),
+            "delay": own[:, AT[DELAY]],
+        }
+
+    def _is_clean(self, rows: Singles) -> bool:
+        """An ordinary step: most ranks have told of it, and it took about as long as the steps before it."""
+        config, state = self.config, self._state
+        told = rows[:, AT[self.metric]]
+        length = rows[:, AT[STEP]][np.isfinite(rows[:, AT[STEP]])]
+        usual = float(np.median(state.lengths)) if state.lengths else None
+        now = float(np.median(length)) if len(length) else None
+        state.lengths = [*state.lengths[-31:], now] if now is not None else state.lengths
+        if np.isnan(told).mean() > config.missing_max:
+            return False
+        return usual is None or now is None or usual / config.length_max <= now <= usual * config.length_max
+
+    def _learn(
+        self, matrix: StepMatrix, step: int, among_peers: tuple[Singles, Singles], among_mates: tuple[Singles, Singles]
+    ) -> None:
+        """Offsets follow a rank's distance from its mates fast, and that of all mates from the peers slowly: a node's
+        noise is larger and lasts."""
+        config, state = self.config, self._state
+        state.clean = [*state.clean[-(config.first_steps - 1) :], step]
+        if state.rows == 0:
+            self._begin(matrix)
+            return
+        (own, spread), (apart, width) = among_peers, among_mates
+        fast = np.float32(1.25 / min(state.rows, config.offset_steps_max))
+        still = np.float32(1.25 / min(state.rows, config.node_offset_steps_max))
+        with np.errstate(invalid="ignore"):
+            deviations = apart / width
+            known = np.isfinite(deviations)
+            self._smooth += np.where(known, deviations - self._smooth, 0.0) / np.float32(config.smooth_steps)
+            slow = np.where(np.abs(self._smooth) > config.smooth_slow, np.float32(0.25), np.float32(1.0))
+            moved = fast * slow * width * np.sign(apart)
+            self._offset += np.where(known & (np.abs(deviations) <= config.z_freeze), moved, 0.0)
+            node = own - apart
+            self._offset += np.where(np.abs(node) <= config.z_freeze * spread, still * spread * np.sign(node), 0.0)
+        state.rows += 1
+        due = state.rows in config.odd_tests or (config.odd_every and state.rows % config.odd_every == 0)
+        if due and state.rows > config.capped_steps:
+            self._test_offsets(among_mates[1])
+
+    def _begin(self, matrix: StepMatrix) -> None:
+        """The first offsets: medians of the first clean steps, none beyond a cap, so that a bad rank stays visible."""
+        config, state = self.config, self._state
+        stack = [rows for step in state.clean if (rows := self._rows(matrix, step)) is not None]
+        if len(stack) < config.first_steps:
+            return
+        self._offset[:] = 0.0
+        apart = np.full((len(stack), self.count, len(COLUMNS)), np.nan, dtype=np.float32)
+        for index, rows in enumerate(stack):
+            statistics = self._of_ranks(self._measure(rows))
+            apart[index] = (rows - statistics[:, 0]) / statistics[:, 1]
+        flat = np.ascontiguousarray(apart.reshape(len(stack), -1).T)
+        learned = _medians(flat).reshape(self.count, len(COLUMNS))
+        for members in self._groups:
+            block = learned[members]
+            spread = 1.4826 * _medians(np.abs(block - _medians(np.ascontiguousarray(block.T))).T)
+            cap = np.maximum(config.cap_floors * config.floor_fraction, 3.0 * np.nan_to_num(spread))
+            self._offset[members] = np.nan_to_num(np.clip(block, -cap, cap))
+        self._first = np.nan_to_num(learned[:, AT[self.metric]])
+        state.rows = config.first_steps
+
+    def _test_offsets(self, width: Singles) -> None:
+        """Who is always slow, by the first steps or by what its offset has become, and is so now: its distance (from
+        its mates, where it has enough: roles may be unknown) against those of its peers. Such a rank loses its
+        offset, and the evidence of the next steps names it."""
+        config, column = self.config, AT[self.metric]
+        now = self._offset[:, column] + self._smooth[:, column] * width[:, column]
+        always = np.minimum(now, np.maximum(self._first, self._offset[:, column]))
+        always = np.where(self._mates, always - self._cells.middles(always[:, None])[self._cells.of_rank, 0], always)
+        limit = config.odd_stretch * NormalDist().inv_cdf(1.0 - config.odd_chance / max(1, self.count))
+        for members in self._groups:
+            apart = always[members] - _median(always[members])
+            usual = max(1.4826 * _median(np.abs(apart)), config.floor_fraction)
+            for rank in members[np.flatnonzero((apart > limit * usual) & (apart > config.odd_min))].tolist():
+                self._offset[rank, column] = 0.0
+                if self._first[rank] > config.odd_min / 2 and rank not in self._state.odd:
+                    self._state.odd.append(rank)
+
+
+def far_out(excess: dict[str, Singles], spreads: float, least: float) -> dict[str, Singles]:
+    """Before offsets are known only what is far beyond the spread of all values counts."""
+    out = {}
+    for name, values in excess.items():
+        spread = 1.4826 * _median(np.abs(values - _median(values)))
+        with np.errstate(invalid="ignore"):
+            far = (values > spreads * spread) & (values > least)
+            out[name] = np.where(far, values, np.minimum(values, 0.0))
+    return out
+
+
+def _worth(excess: Singles, unit: Singles, seconds_min: float) -> Singles:
+    """An excess of fewer seconds than timers can tell, or than a person would care for, is none."""
+    with np.errstate(invalid="ignore"):
+        return np.where(excess * unit < seconds_min, np.minimum(excess, 0.0), excess)
+
+
+def _medians(block: npt.NDArray[Any]) -> Singles:
+    """Median of each row without its NaN; NaN for a row that has nothing else."""
+    rows, count = block.shape
+    missing = np.isnan(block).sum(axis=1)
+    out: Singles = np.full(rows, np.nan, dtype=np.float32)
+    whole: Bools = missing == 0
+    if count and whole.any():
+        lower, upper = (count - 1) // 2, count // 2
+        parted = np.partition(block if whole.all() else block[whole], (lower, upper), axis=1)
+        out[whole] = (parted[:, lower] + parted[:, upper]) / 2
+    for told in np.unique(missing[~whole]):
+        if told == count:
+            continue
+        some = missing == told
+        left = count - int(told)
+        lower, upper = (left - 1) // 2, left // 2  # NaN sorts behind everything
+        parted = np.partition(block[some], (lower, upper), axis=1)
+        out[some] = (parted[:, lower] + parted[:, upper]) / 2
+    return out
+
+
+def _median(values: npt.NDArray[Any]) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else float("nan")

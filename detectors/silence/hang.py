@@ -1,0 +1,223 @@
+"""Standstill: which ranks hang, how surely, and how long each phase may stand still."""
+
+from __future__ import annotations
+
+import msgspec
+
+from detectors.clues import Clue, Condition, Source
+from detectors.roster import RankState, Roster
+from detectors.silence.liveness import STOPPED, LivenessConfig
+from detectors.verdict import Culprit, Evidence
+
+SPINS_MIN = 2  # samples of a GPU in a row
+STEPS_AHEAD = 3  # of a stopped rank: nobody waits for it
+
+
+def look_for_hang(now: float, roster: Roster, config: LivenessConfig) -> Clue | None:
+    """The hang that is there now, if any. Progress, not liveness, is what a job owes."""
+    still = now - roster.active_at
+    if still < min(config.stopped_no_progress_seconds, config.frozen_seconds):
+        return None  # nearly always: nobody is asked anything
+    live, median_step = roster.live(), roster.median_step
+    if not live or roster.over:
+        return None
+    if roster.last_exit_at is not None and now < roster.last_exit_at + config.after_exit_seconds:
+        return None
+    if not roster.trained:
+        return _startup(now, roster, live, config) if still >= config.startup_ceiling_seconds else None
+    stopped = [rank for rank in live if rank.stalled in STOPPED]
+    if stopped and still >= config.stopped_no_progress_seconds:
+        since = max(rank.stalled_since for rank in stopped)
+        if now - since >= config.stopped_no_progress_seconds:
+            return _hang(now, roster, stopped, "stopped", settled=True)
+    if still < max(config.frozen_seconds, config.frozen_steps * median_step):
+        return None
+    spinning = _spinning(now, live, config)
+    if spinning is not None:
+        return _spun(now, roster, live, spinning)
+    silent = _silent(now, roster, live, config)
+    if silent:
+        one_node = len({rank.node for rank in silent}) == 1
+        return _hang(now, roster, silent, "silent", settled=one_node or still >= _ceiling(live, roster, config))
+    if still < _ceiling(live, roster, config):
+        return None
+    odd = _odd(live)
+    return _hang(now, roster, odd, "odd" if odd else "frozen", settled=True)
+
+
+def any_stopped(roster: Roster) -> bool:
+    """Whether a launcher sees the process of a live rank stopped."""
+    return any(roster.ranks[rank].live and roster.ranks[rank].stalled in STOPPED for rank in roster.stalled)
+
+
+def look_for_stopped(now: float, roster: Roster, config: LivenessConfig, open_keys: list[str]) -> list[Condition | str]:
+    """Ranks whose process is stopped while the job goes on without them: to warn of, and keys of those that are over.
+
+    Nobody waits for such a rank, so it is no hang; a debugger, a person, or a job that has lost it.
+    """
+    told: list[Condition | str] = []
+    warned = {rank for rank in roster.ranks if f"stopped/{rank}" in open_keys} if open_keys else set()
+    for rank in (roster.ranks[number] for number in sorted(roster.stalled | warned)):
+        key = f"stopped/{rank.rank}"
+        stopped = rank.live and rank.stalled in STOPPED
+        if key in open_keys and not stopped:
+            told.append(key)
+        long = now - rank.stalled_since >= config.stopped_alone_seconds
+        left_behind = roster.newest_step >= rank.step + STEPS_AHEAD
+        if not stopped or key in open_keys or not long or not left_behind or rank.last is None:
+            continue
+        text = f"the process of rank {rank.rank} is in state {rank.stalled} for {now - rank.stalled_since:.0f} s"
+        told.append(
+            Condition(
+                key=key, fault_class="warning", culprits=(Culprit(rank=rank.rank, node=rank.node),), victims=0,
+                onset_at=rank.stalled_since, onset_step=rank.step if rank.step >= 0 else None,
+                summary=f"Rank {rank.rank} on {rank.node} is stopped, and the others go on without it.",
+                evidence=(
+                    Evidence(
+                        kind="event", text=text, at=rank.stalled_since, rank=rank.rank, node=rank.node,
+                        topic=rank.last.topic, partition=rank.last.partition, offset=rank.last.offset,
+                    ),
+                ),
+                source=rank.last, detector="liveness", severity="warning", advice="notify",
+            )
+        )  # fmt: skip
+    return told
+
+
+def _spinning(now: float, live: list[RankState], config: LivenessConfig) -> list[RankState] | None:
+    """Ranks whose GPU is busy at a fraction of its usual power, where that is at least half of the ranks: kernels
+    that wait for somebody. None where the GPUs say nothing of the kind."""
+    spinning = [
+        rank
+        for rank in live
+        if rank.gpu.spinning_since is not None
+        and rank.gpu.spins >= SPINS_MIN
+        and rank.gpu.seen_at is not None
+        and now - rank.gpu.seen_at <= config.gpu_fresh_seconds
+        and rank.phase in ("train", "collective")
+    ]
+    return spinning if spinning and 2 * len(spinning) >= len(live) else None
+
+
+def _spun(now: float, roster: Roster, live: list[RankState], spinning: list[RankState]) -> Clue:
+    """The hang that spinning GPUs corroborate; a rank whose GPU has nothing to do meanwhile is waited for."""
+    idle = [rank for rank in live if rank not in spinning and rank.gpu.idle]
+    clue = _hang(now, roster, idle if 2 * len(idle) < len(live) else [], "spinning", settled=True)
+    rank = spinning[0]
+    usual, power = rank.gpu.usual_power, rank.gpu.power
+    assert usual is not None
+    assert power is not None
+    assert rank.gpu.seen_at is not None
+    text = (
+        f"the GPUs of {len(spinning)} of {len(live)} ranks are busy at a fraction of their power, that of rank"
+        f" {rank.rank} at {power:.0f} W instead of {usual:.0f} W: they wait in a collective"
+    )
+    seen = Evidence(
+        kind="metric", text=text, at=rank.gpu.seen_at, rank=rank.rank, node=rank.node, metric="hw.gpu.power",
+        value=round(power, 1), peers_median=round(usual, 1), unit="W",
+    )  # fmt: skip
+    return msgspec.structs.replace(clue, evidence=(seen, *clue.evidence[:3]))
+
+
+def _silent(now: float, roster: Roster, live: list[RankState], config: LivenessConfig) -> list[RankState]:
+    """Ranks whose heartbeat stopped in training while their launcher and at least as many peers go on."""
+    silent = []
+    for rank in live:
+        node = roster.node(rank.node)
+        if rank.heard_at is None or now - rank.heard_at <= config.heartbeat_old_seconds:
+            continue
+        speaks = node.heard_at is not None and now - node.heard_at <= config.heartbeat_fresh_seconds
+        if speaks and rank.phase in ("train", "collective"):
+            silent.append(rank)
+    fresh = [
+        rank for rank in live if rank.heard_at is not None and now - rank.heard_at <= config.heartbeat_fresh_seconds
+    ]
+    return silent if fresh and len(fresh) >= len(silent) else []
+
+
+def _odd(live: list[RankState]) -> list[RankState]:
+    """The one rank that is behind all others, or the one that is not in the collective with them."""
+    if len(live) < 2:
+        return []
+    behind = [rank for rank in live if rank.step < max(other.step for other in live)]
+    if len(behind) == 1:
+        return behind
+    away = [rank for rank in live if rank.phase != "collective"]
+    return away if not behind and len(away) == 1 else []
+
+
+def _ceiling(live: list[RankState], roster: Roster, config: LivenessConfig) -> float:
+    """The longest that any rank's phase may stand still."""
+    seconds = max(_ceiling_of(rank.phase, roster, config) for rank in live)
+    return max(seconds, config.ceiling_steps * roster.median_step, config.ceiling_longest * roster.longest_step)
+
+
+def _ceiling_of(phase: str, roster: Roster, config: LivenessConfig) -> float:
+    """A checkpoint or an evaluation may take three times what such ones took, and ten minutes at least."""
+    if phase in ("train", "collective"):
+        return config.ceiling_seconds
+    if phase in ("checkpoint", "eval"):
+        return max(config.long_ceiling_seconds, config.ceiling_longest * roster.phase_p99(phase))
+    return config.startup_ceiling_seconds
+
+
+def _startup(now: float, roster: Roster, live: list[RankState], config: LivenessConfig) -> Clue:
+    clue = _hang(now, roster, [], "frozen", settled=True)
+    seconds = now - roster.started_at
+    summary = f"No rank of attempt {roster.attempt} has trained a step {seconds:.0f} s after its start."
+    return msgspec.structs.replace(clue, summary=summary)
+
+
+def _hang(now: float, roster: Roster, ranks: list[RankState], how: str, *, settled: bool) -> Clue:
+    onset = max(roster.moved_at or roster.started_at, roster.started_at)
+    witness = ranks[0] if ranks else min(roster.live(), key=lambda rank: (rank.heard_at or 0.0, rank.rank))
+    last = witness.last
+    source = Source(
+        rank=witness.rank, node=witness.node, topic=last.topic if last else "metrics",
+        sequence=last.sequence if last else -1, partition=last.partition if last else None,
+        offset=last.offset if last else None, silence=how != "stopped",
+    )  # fmt: skip
+    evidence = tuple(_hang_evidence(now, roster, rank, how) for rank in (ranks or [witness])[:4])
+    confidence = {"stopped": 1.0, "silent": 0.95, "odd": 0.7, "spinning": 0.6}.get(how, 1.0)
+    nodes = {rank.node for rank in ranks}
+    whole = len(ranks) > 1 and len(nodes) == 1 and len(ranks) == len(roster.ranks_of(ranks[0].node))
+    if whole and len(roster.nodes) > 1:
+        culprits: tuple[Culprit, ...] = (Culprit(node=ranks[0].node, confidence=confidence),)
+        who = f"All ranks on {ranks[0].node} hang"
+    else:
+        culprits = tuple(Culprit(rank=rank.rank, node=rank.node, confidence=confidence) for rank in ranks)
+        who = " and ".join(f"Rank {rank.rank} on {rank.node}" for rank in ranks[:4]) + " hang" + "s" * (len(ranks) == 1)
+    step = max((rank.step for rank in roster.live()), default=-1)
+    reason = {
+        "stopped": "its process is stopped", "silent": "it sends no heartbeats while its peers wait for it",
+        "odd": "its peers wait for it", "spinning": "its GPU has nothing to do while its peers' wait",
+    }.get(how, "")  # fmt: skip
+    summary = (
+        f"{who} in step {step}: {reason}." if ranks else f"All ranks stand still in step {step}; nobody stands out."
+    )
+    return Clue(
+        kind="hang", role="root", fault_class="hang", at=onset, rank=witness.rank if ranks else None,
+        node=witness.node if ranks else None, source=source, evidence=evidence, summary=summary, alone=True,
+        settled=settled, step=step if step >= 0 else None, culprits=culprits, key="hang",
+    )  # fmt: skip
+
+
+def _hang_evidence(now: float, roster: Roster, rank: RankState, how: str) -> Evidence:
+    still = now - max(roster.moved_at or roster.started_at, roster.started_at)
+    if how == "stopped":
+        text, at = (
+            f"the process of rank {rank.rank} is in state {rank.stalled}, no progress for {still:.1f} s",
+            rank.stalled_since,
+        )
+    else:
+        heard = rank.heard_at if rank.heard_at is not None else roster.started_at
+        text = (
+            f"rank {rank.rank}: last heartbeat {now - heard:.1f} s ago in phase {rank.phase}, no step for {still:.1f} s"
+        )
+        at = heard
+    last = rank.last
+    return Evidence(
+        kind="event" if how == "stopped" else "silence", text=text, at=at, rank=rank.rank, node=rank.node,
+        step=rank.step if rank.step >= 0 else None, topic=last.topic if last else None,
+        partition=last.partition if last else None, offset=last.offset if last else None,
+    )  # fmt: skip
