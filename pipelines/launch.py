@@ -8,6 +8,7 @@ from ingest.bus import Bus
 from ingest.clock import Clock
 from pipelines.places import Places
 from pipelines.run import read_job
+from pipelines.settings import RING_TOKEN_VARIABLE
 from recovery.launcher.config import LauncherConfig
 from recovery.launcher.launcher import Launcher
 
@@ -33,7 +34,7 @@ def run_launcher(places: Places, job: str, node: str, bus: Bus, clock: Clock, in
         telemetry_socket=places.socket(job, node, "telemetry"),
         node_file=places.node_file(job, node),
         env=given,
-        base_env=dict(inherited),
+        base_env={name: value for name, value in inherited.items() if name != RING_TOKEN_VARIABLE},
         pin_cpus=options.pin_cpus,
         allow_inject=options.allow_inject,
         show_output=STANDARD_OUTPUT if options.show_output else None,

@@ -31,7 +31,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     excluded_nodes: tuple[str, ...] = ()
     next_attempt: int | None = None
     resume_step: int | None = None  # None with a restart: from scratch
-    resume_tier: str = ""  # memory, disk, memory+disk
+    resume_tier: str = ""  # memory, memory+peer, peer, memory+disk, disk
     reject_from_step: int | None = None  # checkpoints of this step and later are rejected
     plan_hash: str = ""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 MAY_NOT_SKIP = "TRANSOM_TESTS_MAY_NOT_SKIP"  # set in CI
-PACKAGES = {"java": "a Java 17", "mvn": "Maven", "chromium": "Chromium"}
+PACKAGES = {"java": "a Java 17", "mvn": "Maven", "chromium": "Chromium", "ip": "iproute2", "openssl": "OpenSSL"}
 
 
 def program(name: str) -> Path:

@@ -17,7 +17,7 @@ from ingest.events import CheckpointEvent, Message
 NO_SPACE = re.compile(r"no space left|disk quota exceeded|\[errno (?:28|122)\]", re.IGNORECASE)
 TEXT_CHARACTERS_MAX = 300
 TIERS = ("memory", "peer", "disk", "object")
-WHOLE = ("durable", "complete")
+WHOLE = ("durable", "complete", "backed_up")
 
 
 class _Failure(msgspec.Struct):
@@ -35,7 +35,7 @@ class _Failure(msgspec.Struct):
 
 
 class CheckpointChannel:
-    """Says `checkpoint_failed` once for each node and tier, and that it is over with the next shard that is durable."""
+    """Says `checkpoint_failed` once for each node and tier, and that it is over with the next whole shard there."""
 
     wants: ClassVar[tuple[type[Message], ...]] = (CheckpointEvent,)
 

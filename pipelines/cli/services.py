@@ -35,6 +35,9 @@ OpenToOthers = Annotated[
 TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the console's login token (16 characters or more).")
 ]
+RingTokenFile = Annotated[
+    Path | None, typer.Option("--ring-token-file", help="File (0600) with the token of the ring between engines.")
+]
 
 
 def up(
@@ -150,14 +153,30 @@ def ckpt_serve(
     state_dir: StateDir = None,
     bus: BusKind = None,
     bootstrap_servers: Bootstrap = None,
+    ring_listen: Annotated[str | None, typer.Option("--ring-listen", help="Address for other nodes' engines.")] = None,
+    ring_port: Annotated[int | None, typer.Option("--ring-port", help="Port for them; 0: any free one.")] = None,
+    ring_advertise: Annotated[str | None, typer.Option("--ring-advertise", help="Address that they are told.")] = None,
+    ring_token_file: RingTokenFile = None,
+    ring_replication: Annotated[int | None, typer.Option("--ring-replication", help="Nodes that hold copies.")] = None,
+    ring_rate: Annotated[
+        int | None, typer.Option("--ring-rate", help="Bytes per second of copies; 0: no limit.")
+    ] = None,
 ) -> None:
     """Run the checkpoint engine of one node: memory that outlives the ranks."""
     from pipelines.checkpoints import serve_engine
     from pipelines.open_bus import open_bus
+    from pipelines.own_process import PARENT_VARIABLE
     from pipelines.places import Places
 
-    settings = _own_service(config, state_dir, bus, bootstrap_servers)
-    serve_engine(Places.of(settings), job, node, open_bus(settings, SystemClock(), client=f"ckpt-{node}"))
+    guardian = int(os.environ.get(PARENT_VARIABLE) or 0)
+    chosen = {
+        "listen": ring_listen, "port": ring_port, "advertise": ring_advertise, "token_file": ring_token_file,
+        "replication": ring_replication, "bytes_per_second_max": ring_rate,
+    }  # fmt: skip
+    ring = {name: value for name, value in chosen.items() if value is not None}
+    settings = _own_service(config, state_dir, bus, bootstrap_servers, checkpoint={"ring": ring} if ring else None)
+    bus_of_ours = open_bus(settings, SystemClock(), client=f"ckpt-{node}")
+    serve_engine(Places.of(settings), job, node, bus_of_ours, settings, guardian)
 
 
 def launcher(

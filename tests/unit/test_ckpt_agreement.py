@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckpt_engine.manifest import StepRecord
 from ckpt_engine.status import AgreedStep, EngineStatus, ShardStatus, newest_agreed
 
@@ -59,3 +61,28 @@ def test_a_later_attempt_is_newer_than_a_higher_step() -> None:
 def test_shards_of_another_world_size_do_not_count() -> None:
     a, b = engine("a", (0, 20, 1), (1, 20, 1), world_size=4), engine("b", (2, 20, 1), world_size=4)
     assert newest_agreed([a, b], [StepRecord(10, 1, 4, (0, 1, 2, 3))], PLACES) is None
+
+
+def in_ring(status: EngineStatus, *kept: tuple[int, int, int]) -> EngineStatus:
+    """With a ring, keeping these (rank, step, attempt) for others."""
+    shards = tuple(ShardStatus(rank, step, attempt, 3, "kept for b", 1, True, False) for rank, step, attempt in kept)
+    return replace(status, ring_on=True, peer_shards=shards)
+
+
+def test_what_a_peer_keeps_counts_for_the_rank_wherever_it_runs() -> None:
+    a = in_ring(engine("a", (0, 20, 1), (1, 20, 1)), (2, 20, 1))
+    b = in_ring(engine("b"))
+    assert newest_agreed([a, b], disk((10, 1)), PLACES) == AgreedStep(20, 1, "memory+peer")
+    everywhere_else = [(0, "b"), (1, "b"), (2, "b")]
+    assert newest_agreed([a, b], disk((10, 1)), everywhere_else) == AgreedStep(20, 1, "peer")
+
+
+def test_without_a_ring_on_both_nodes_a_peers_memory_does_not_count() -> None:
+    a = in_ring(engine("a", (0, 20, 1), (1, 20, 1)), (2, 20, 1))
+    assert newest_agreed([a, engine("b")], disk((10, 1)), PLACES) == AgreedStep(10, 1, "disk")
+    assert newest_agreed([a], disk((10, 1)), PLACES) == AgreedStep(10, 1, "disk")
+
+
+def test_a_peer_that_keeps_the_step_of_another_attempt_does_not_count() -> None:
+    a, b = in_ring(engine("a", (0, 20, 2), (1, 20, 2)), (2, 20, 1)), in_ring(engine("b"))
+    assert newest_agreed([a, b], disk((10, 1)), PLACES) == AgreedStep(10, 1, "disk")

@@ -43,3 +43,14 @@ def test_it_is_over_with_the_next_whole_one(state: str, rank: int) -> None:
 
 def test_an_older_step_that_becomes_durable_does_not_end_it() -> None:
     assert len(said_of("Stale file handle", ("durable", 15, 2))) == 1
+
+
+def test_a_copy_on_another_node_ends_the_failure_of_that_tier_and_no_other() -> None:
+    job = SyntheticJob(seed=1).start().train(20)
+    tell(job, "failed", 20, reason="node2 cannot be reached", tier="peer")
+    job.train(10)
+    tell(job, "durable", 25)
+    job.train(10)
+    assert [verdict.status for verdict in verdicts_of(job)] == ["open"]
+    tell(job, "backed_up", 30, tier="peer")
+    assert [verdict.status for verdict in verdicts_of(job.train(10))][-1] == "closed"

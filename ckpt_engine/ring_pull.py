@@ -1,0 +1,289 @@
+"""The load side of the ring: finds who has a shard of a rank that lives here now, and brings it into our memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from .clock import Clock
+from .errors import CheckpointDamaged, EngineRefused
+from .event import EngineEvent
+from .memfd import Segment, adopt_segment
+from .rejection import Rejection, is_rejected
+from .ring_link import Caller, Holding, PeerLink, dial
+from .ring_members import Member, Members
+from .ring_store import PeerSlot, PeerStore
+from .ring_transfer import cut, seal_received
+from .ring_wire import PeerRefused
+from .segment import SlotHeader, begin_writing
+from .shardfile import Identity
+from .slots import Grant, SlotBusy, SlotTable
+from .wire import WireError, close_all
+
+ASKED_AT_ONCE = 8
+KNOWN_RANKS_MAX = 4096
+REASONS_MAX = 8
+SLOT_SECONDS_MAX = 2.0  # for a slot of the rank that is still being read
+
+
+class _Place:
+    """A slot of a rank that the engine itself fills. What it fills half stays WRITING, and so is void."""
+
+    def __init__(self, table: SlotTable, session: int, identity: Identity) -> None:
+        self._table = table
+        self._session = session
+        self._identity = identity
+        self._grant: Grant | None = None
+        self._segment: Segment | None = None
+
+    def open(self, header: SlotHeader, size_bytes: int) -> memoryview:
+        """The slot's memory. Raises EngineRefused where there is none to be had."""
+        try:
+            self._grant = self._table.acquire(
+                self._session, self._identity, header.step, size_bytes, (), SLOT_SECONDS_MAX
+            )
+        except SlotBusy as busy:
+            raise EngineRefused(str(busy)) from busy
+        try:
+            self._segment = adopt_segment(self._grant.descriptor)
+        except CheckpointDamaged as error:
+            close_all([self._grant.descriptor])
+            raise EngineRefused(str(error)) from error
+        return self._segment.view
+
+    def seal(self) -> None:
+        """All of it is there. Raises EngineRefused where it is not what it says it is."""
+        assert self._grant is not None
+        self._table.seal(self._session, self._identity, self._grant.index, self._grant.generation)
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PullConfig:
+    """Who asks, and how long at most."""
+
+    node: str
+    pull_seconds_max: float
+
+
+class Puller:
+    """Every method may be called from any thread; each may take up to `pull_seconds_max`."""
+
+    def __init__(
+        self,
+        config: PullConfig,
+        caller: Caller,
+        members: Members,
+        store: PeerStore,
+        table: SlotTable,
+        rejections: Callable[[], Sequence[Rejection]],
+        emit: Callable[[EngineEvent], None],
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._caller = caller
+        self._members = members
+        self._store = store
+        self._table = table
+        self._rejections = rejections
+        self._emit = emit
+        self._clock = clock
+        self._known: dict[int, list[Holding]] = {}  # by rank, as they were when it asked last
+        self._lock = threading.Lock()
+
+    def copies_of(self, rank: int, world_size: int) -> list[Holding]:
+        """Shards of `rank` that other engines hold, or we for them: newest first, rejected ones left out.
+
+        The nodes after this one are asked first, and the others only where those have nothing.
+        """
+        deadline = self._clock.monotonic() + self._config.pull_seconds_max
+        found = [holding for holding in self.kept_here() if (holding.rank, holding.world_size) == (rank, world_size)]
+        others = self._others()
+        for start in range(0, len(others), ASKED_AT_ONCE):
+            asked = others[start : start + ASKED_AT_ONCE]
+            with ThreadPoolExecutor(len(asked), "ring-ask") as pool:
+                answers = list(pool.map(lambda member: self._ask(member, deadline), asked))
+            found += [
+                holding
+                for answer in answers
+                for holding in answer
+                if (holding.rank, holding.world_size) == (rank, world_size)
+            ]
+            if found or self._clock.monotonic() >= deadline:
+                break
+        rejections = self._rejections()
+        good = [holding for holding in found if not is_rejected(rejections, holding.step, holding.attempt)]
+        good.sort(key=lambda holding: holding.newness, reverse=True)  # stable: of equal ones the nearest first
+        with self._lock:
+            while len(self._known) >= KNOWN_RANKS_MAX:
+                self._known.pop(next(iter(self._known)))
+            self._known[rank] = good
+        return good
+
+    def pull(self, session: int, identity: Identity, attempt: int, step: int) -> str:
+        """Bring one shard of the rank into a slot of our own table; empty, or why that cannot be.
+
+        A holder whose copy turns out damaged is passed over, and the next one asked.
+        """
+        deadline = self._clock.monotonic() + self._config.pull_seconds_max
+        reasons = []
+        try:
+            if self._copy_kept(session, identity, attempt, step):
+                return ""
+        except (CheckpointDamaged, EngineRefused) as error:
+            reasons.append(str(error))
+        with self._lock:
+            known = self._known.get(identity.rank)
+        if known is None:
+            known = self.copies_of(identity.rank, identity.world_size)
+        wanted = [
+            holding
+            for holding in known
+            if (holding.attempt, holding.step, holding.world_size) == (attempt, step, identity.world_size)
+            and holding.node != self._config.node
+        ]
+        for holding in wanted:
+            member = self._members.living(holding.node)
+            if member is None:
+                reasons.append(f"{holding.node} is gone")
+                continue
+            try:
+                self._fetch(session, identity, member, holding, deadline)
+                return ""
+            except (WireError, CheckpointDamaged, EngineRefused) as error:
+                reasons.append(str(error))
+                self._tell_failed(holding, str(error))
+        with self._lock:
+            self._known.pop(identity.rank, None)
+        return "; ".join(reasons[:REASONS_MAX]) or "no peer has it"
+
+    def recall(self) -> None:
+        """After a start: bring back what this node had sealed before, from whoever kept it, before a rank asks.
+
+        It goes beside what is kept for others, because the ranks may still have it all, and newer.
+        """
+        deadline = self._clock.monotonic() + self._config.pull_seconds_max
+        newest: dict[int, Holding] = {}
+        for member in self._others()[:ASKED_AT_ONCE]:
+            for holding in self._ask(member, deadline):
+                best = newest.get(holding.rank)
+                if holding.home == self._config.node and (best is None or holding.newness > best.newness):
+                    newest[holding.rank] = holding
+        for holding in newest.values():
+            member_now = self._members.living(holding.node)
+            here = [header.newness for _, _, header in self._table.sealed() if header.rank == holding.rank]
+            if member_now is not None and max(here, default=(-1, -1)) < holding.newness:
+                self._fetch_beside(member_now, holding, deadline)
+
+    def kept_here(self) -> list[Holding]:
+        """What we keep for others, as they would list it."""
+        return [
+            Holding(
+                self._config.node, slot.home, header.rank, header.step, header.attempt, header.world_size,
+                header.payload_bytes,
+            )
+            for slot, header in self._store.whole()
+        ]  # fmt: skip
+
+    def _others(self) -> list[Member]:
+        """The living ones, the next in the ring first."""
+        order = self._members.order()
+        at = order.index(self._config.node) + 1 if self._config.node in order else 0
+        names = [node for node in order[at:] + order[:at] if node != self._config.node]
+        return [member for member in map(self._members.living, names) if member is not None]
+
+    def _ask(self, member: Member, deadline: float) -> list[Holding]:
+        """What `member` holds; nothing where it does not answer: a peer is one tier, and there is another."""
+        try:
+            link = self._dial(member, deadline)
+        except WireError:
+            return []
+        try:
+            return link.holdings()
+        except WireError:
+            return []
+        finally:
+            link.close()
+
+    def _dial(self, member: Member, deadline: float) -> PeerLink:
+        link = dial(member, self._caller)
+        link.end_by(deadline)
+        return link
+
+    def _fetch(self, session: int, identity: Identity, member: Member, holding: Holding, deadline: float) -> None:
+        """From a peer straight into a slot of ours, which the engine fills in the place of the rank."""
+        place = _Place(self._table, session, identity)
+        link = self._dial(member, deadline)
+        try:
+            link.fetch(holding, place.open)
+            place.seal()
+        finally:
+            link.close()
+            place.close()
+
+    def _copy_kept(self, session: int, identity: Identity, attempt: int, step: int) -> bool:
+        """What we keep for others, or have recalled, is copied into a slot of the rank, and compared there."""
+        wanted = (identity.rank, attempt, step, identity.world_size)
+        for slot, header in self._store.whole():
+            if (header.rank, header.attempt, header.step, header.world_size) != wanted:
+                continue
+            segment = self._store.lease(slot, header)
+            if segment is None:
+                continue
+            place = _Place(self._table, session, identity)
+            try:
+                view = place.open(header, segment.size_bytes)
+                plan = cut(header, slot.chunk_bytes)
+                begin_writing(view)
+                for piece in plan.pieces:
+                    view[piece.start : piece.stop] = segment.view[piece.start : piece.stop]
+                reason = self._store.damage(slot, header, view)
+                if not reason:
+                    seal_received(view, header, slot.payload_crc32)
+                    place.seal()
+                    return True
+                self._store.void(slot, header)
+                self._tell(step, attempt, identity.rank, "damaged", reason)
+            finally:
+                self._store.release(slot)
+                place.close()
+        return False
+
+    def _fetch_beside(self, member: Member, holding: Holding, deadline: float) -> None:
+        slots: list[PeerSlot] = []
+
+        def allocate(header: SlotHeader, size_bytes: int) -> memoryview:
+            slot = self._store.begin(header, size_bytes, self._config.node, None)
+            if slot is None or slot.segment is None:
+                raise PeerRefused("it is here already")
+            slots.append(slot)
+            return slot.segment.view
+
+        try:
+            link = self._dial(member, deadline)
+        except WireError:
+            return
+        try:
+            fetched = link.fetch(holding, allocate)
+            self._store.commit(slots.pop(), fetched.header, fetched.chunk_bytes, fetched.crcs, fetched.payload_crc32)
+        except (WireError, CheckpointDamaged):
+            pass  # a rank that wants it asks again, and is told then
+        finally:
+            link.close()
+            for slot in slots:
+                self._store.abandon(slot)
+
+    def _tell_failed(self, holding: Holding, reason: str) -> None:
+        self._tell(holding.step, holding.attempt, holding.rank, "failed", f"from {holding.node}: {reason}")
+
+    def _tell(self, step: int, attempt: int, rank: int, state: str, reason: str) -> None:
+        assert state in ("failed", "damaged")
+        at = self._clock.now()
+        self._emit(
+            EngineEvent("damaged" if state == "damaged" else "failed", step, attempt, rank, "peer", at, reason=reason)
+        )
