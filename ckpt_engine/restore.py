@@ -1,7 +1,8 @@
 """Putting a loaded checkpoint into a live state: everything is checked first, then written in place.
 
 Tensors are written where they are, so that parameters, views and ties stay what they were. Objects get what
-their `load_state_dict` expects. What is not a tensor is replaced.
+their `load_state_dict` expects: their own tensors, filled already, where they have such. What is not a tensor
+is replaced.
 """
 
 from __future__ import annotations
@@ -10,30 +11,32 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .blocks import Shard
 from .errors import StateMismatch
-from .layout import Layout
+from .fetching import LoadedShard
+from .leaves import Leaves
 from .tensors import TensorDoor
 from .tree import ObjectState, TensorRef
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
+
+NAMED_MAX = 5  # keys in one sentence
 
 
 class Restorer:
-    """One load. `views` are tensors over memory that others may change later: nothing may keep them."""
+    """One load. Memory of `shard` may be changed by others later: nothing that is handed over lies in it."""
 
-    def __init__(self, door: TensorDoor, layout: Layout, views: list[Tensor]) -> None:
+    def __init__(self, door: TensorDoor, shard: LoadedShard, threads: int) -> None:
         self._door = door
-        self._layout = layout
-        self._views = views
-        self._owned: dict[int, Tensor] = {}
+        self._leaves = Leaves(door, shard, threads)
         self._writes: list[Callable[[], object]] = []
 
-    def restore(self, saved: Any, into: dict[str, Any]) -> None:
-        """Make `into` what was saved under its keys. Raises StateMismatch, and then nothing has been written
-        yet, unless it was an object's own `load_state_dict` that refused."""
+    def plan(self, saved: Any, into: dict[str, Any]) -> None:
+        """Find out how `into` becomes what was saved under its keys. Raises StateMismatch. Writes nothing."""
         if type(saved) is not dict or type(into) is not dict:
             raise StateMismatch("the state to load into must be a dict, such as {'model': model, 'step': 0}")
+        self._leaves.look_for_meshes(into.values())
         for key, target in into.items():
             if key not in saved:
                 raise StateMismatch(f"the checkpoint has no {key!r}; it has {', '.join(map(repr, saved)) or 'nothing'}")
@@ -44,23 +47,22 @@ class Restorer:
             value = self._plan(node.value if isinstance(node, ObjectState) else node, target, key)
             if value is not target:
                 self._writes.append(lambda key=key, value=value: into.__setitem__(key, value))  # type: ignore[misc]
+
+    def write(self) -> None:
+        """Do what was planned. Raises StateMismatch only where an object's own `load_state_dict` refuses."""
         with self._door.torch.no_grad():
+            self._leaves.fill()
             for write in self._writes:
                 write()
 
     def _plan_object(self, node: Any, target: Any, path: str) -> None:
         state = node.value if isinstance(node, ObjectState) else node
         if isinstance(target, self._door.torch.nn.Module):
-            self._check_module(state, target, path)
-            # A module copies into its parameters, so it may see the views; what it keeps must be its own.
-            keep = OrderedDict(
-                (key, self._build(item, own=str(key).endswith("_extra_state"))) for key, item in state.items()
-            )
-            if hasattr(state, "_metadata"):
-                keep._metadata = state._metadata  # type: ignore[attr-defined]
-            value: Any = keep
+            value: Any = self._plan_module(state, target, path)
+        elif isinstance(target, self._door.torch.optim.Optimizer) and isinstance(state, dict):
+            value = self._plan_optimizer(state, target, path)
         else:
-            value = self._build(state, own=True)  # optimizers keep the tensors that they are given
+            value = self._build(state, own=True)
 
         def load() -> None:
             try:
@@ -70,33 +72,47 @@ class Restorer:
 
         self._writes.append(load)
 
-    def _check_module(self, state: Any, target: Any, path: str) -> None:
-        """load_state_dict would cast dtypes silently, and find a wrong shape only after writing other
-        tensors."""
+    def _plan_module(self, state: Any, target: Any, path: str) -> Any:
         if not isinstance(state, dict):
             raise StateMismatch(f"{path} was not saved as a module's state")
-        for key, live in target.state_dict().items():
+        live = target.state_dict()
+        # load_state_dict would cast dtypes silently, and find a wrong shape only after writing other tensors
+        checked = {}
+        for key, tensor in live.items():
             node = state.get(key)
-            if isinstance(node, TensorRef) and self._door.is_plain(live):
-                self._check(node, live, f"{path}.{key}")
+            if isinstance(node, TensorRef) and self._leaves.can_check(tensor):
+                checked[key] = self._leaves.check(node, tensor, f"{path}.{key}")
+        same_keys = state.keys() == live.keys()
+        if not same_keys and _takes_its_keys_only(self._door.torch, target):
+            raise StateMismatch(f"{path} does not take its saved state: {_difference(state, live)}")
+        keep: OrderedDict[Any, Any] = OrderedDict()
+        for key, item in state.items():
+            # What a module keeps as it is given must be its own; into its parameters it copies. Those are filled
+            # already when it does, and copying a tensor onto itself costs nothing.
+            extra = str(key).endswith("_extra_state")
+            if same_keys and key in checked and not extra:
+                self._leaves.put(item, checked[key])
+                keep[key] = live[key]
+            else:
+                keep[key] = self._build(item, own=extra)
+        return _with_metadata(keep, state)
 
-    def _check(self, node: TensorRef, live: Tensor, path: str) -> None:
-        place = self._layout.places[node.index]
-        dtype = self._door.dtype_name(live, path)
-        if (place.dtype, place.shape) != (dtype, tuple(live.shape)):
+    def _plan_optimizer(self, state: dict[Any, Any], target: Any, path: str) -> Any:
+        """An optimizer keeps the tensors that it is given: its own again where it has some, else new ones."""
+        live = target.state_dict()
+        saved_sizes, live_sizes = _group_sizes(state), _group_sizes(live)
+        if None not in (saved_sizes, live_sizes) and saved_sizes != live_sizes:
             raise StateMismatch(
-                f"{path} is {dtype}{list(live.shape)} here, but {place.dtype}{list(place.shape)} in the checkpoint"
+                f"{path} has groups of {live_sizes} parameters here, but of {saved_sizes} in the checkpoint"
             )
+        return self._reuse(state, live if saved_sizes == live_sizes else None, own=True)
 
     def _plan(self, node: Any, target: Any, path: str) -> Any:
         """What `target` will be; tensors and containers of `target` are kept and written to later."""
         if isinstance(node, TensorRef):
-            if not isinstance(target, self._door.torch.Tensor):
-                return self._own(node.index)
-            self._check(node, target, path)
-            view = self._views[node.index]
-            if view.numel():
-                self._writes.append(lambda: target.copy_(view))
+            if node.form != "tensor" or not isinstance(target, (self._door.torch.Tensor, Shard)):
+                return self._leaves.take(node, own=True)
+            self._leaves.put(node, self._leaves.check(node, target, path))
             return target
         if isinstance(node, dict) and type(target) is type(node):
             return self._plan_dict(node, target, path)
@@ -120,26 +136,85 @@ class Restorer:
         self._writes.append(lambda: target.update(values))
         return target
 
-    def _build(self, node: Any, *, own: bool) -> Any:
+    def _reuse(self, node: Any, live: Any, *, own: bool) -> Any:
+        """As `_build`, but with the tensors of `live` wherever they are of the same kind."""
         if isinstance(node, TensorRef):
-            return self._own(node.index) if own else self._views[node.index]
-        if isinstance(node, ObjectState):
-            return self._build(node.value, own=own)
-        if isinstance(node, dict):
+            local = self._leaves.fitting(node, live)
+            if local is not None:
+                self._leaves.put(node, local)
+                return live
+        if isinstance(node, dict) and isinstance(live, dict):
             built = type(node)()
             for key, item in node.items():
-                built[key] = self._build(item, own=own)
-            if hasattr(node, "_metadata"):
-                built._metadata = node._metadata  # type: ignore[attr-defined]
-            return built
-        if isinstance(node, list):
-            return [self._build(item, own=own) for item in node]
-        if isinstance(node, tuple):
-            return tuple(self._build(item, own=own) for item in node)
-        return node
+                built[key] = self._reuse(item, live.get(key), own=own)
+            return _with_metadata(built, node)
+        return self._build(node, own=own)
 
-    def _own(self, index: int) -> Tensor:
-        """A copy that nobody else has; one for each stored tensor, so what was tied is tied again."""
-        if index not in self._owned:
-            self._owned[index] = self._views[index].clone()
-        return self._owned[index]
+    def _build(self, node: Any, *, own: bool) -> Any:
+        return built(self._leaves, node, own=own)
+
+
+def as_views(door: TensorDoor, shard: LoadedShard, saved: Any) -> dict[str, Any]:
+    """The saved state with tensors that are views of the shard's memory. Raises StateMismatch where it is not the
+    state of a job, or has what needs a place to be restored to."""
+    if type(saved) is not dict:
+        raise StateMismatch("what was saved is not a dict")
+    leaves = Leaves(door, shard, 1)
+    return {key: built(leaves, node, own=False) for key, node in saved.items()}
+
+
+def built(leaves: Leaves, node: Any, *, own: bool) -> Any:
+    """The value of a decoded tree."""
+    if isinstance(node, TensorRef):
+        return leaves.take(node, own=own)
+    if isinstance(node, ObjectState):
+        return built(leaves, node.value, own=own)
+    if isinstance(node, dict):
+        value = type(node)()
+        for key, item in node.items():
+            value[key] = built(leaves, item, own=own)
+        return _with_metadata(value, node)
+    if isinstance(node, list):
+        return [built(leaves, item, own=own) for item in node]
+    if isinstance(node, tuple):
+        return tuple(built(leaves, item, own=own) for item in node)
+    return node
+
+
+def _takes_its_keys_only(torch: Any, module: Any) -> bool:
+    """Whether loading is torch's own all the way: then another set of keys can only be refused."""
+    if type(module).load_state_dict is not torch.nn.Module.load_state_dict:
+        return False
+    return not any(
+        part._load_state_dict_pre_hooks
+        or part._load_state_dict_post_hooks
+        or not type(part)._load_from_state_dict.__module__.startswith("torch.nn.modules.")
+        for part in module.modules()
+    )
+
+
+def _difference(saved: dict[Any, Any], live: dict[Any, Any]) -> str:
+    """The keys that only one side has."""
+    missing = [str(key) for key in live if key not in saved]
+    unexpected = [str(key) for key in saved if key not in live]
+    told = [
+        f"{what} {', '.join(keys[:NAMED_MAX])}{' and more' if len(keys) > NAMED_MAX else ''}"
+        for what, keys in (("the checkpoint has no", missing), ("there is no place here for", unexpected))
+        if keys
+    ]
+    return "; ".join(told)
+
+
+def _group_sizes(state: dict[Any, Any]) -> list[int] | None:
+    """How many parameters each group of an optimizer's state has; None where it is not one of the usual form."""
+    groups = state.get("param_groups")
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return None
+    sizes = [len(group["params"]) for group in groups if isinstance(group.get("params"), list)]
+    return sizes if len(sizes) == len(groups) else None
+
+
+def _with_metadata(value: Any, node: Any) -> Any:
+    if hasattr(node, "_metadata"):
+        value._metadata = node._metadata
+    return value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import pytest
 
 from ckpt_engine.errors import CheckpointDamaged, CheckpointNotFound
-from ckpt_engine.fetching import read_from_memory
+from ckpt_engine.fetching import check_memory, read_from_memory
 from ckpt_engine.inspection import inspect_step, list_steps, verify_steps
 from ckpt_engine.manifest import MANIFEST, shard_name, step_folder
 from ckpt_engine.memfd import adopt_segment, create_segment
@@ -65,9 +66,10 @@ def test_a_slot_of_somebody_else_is_not_loaded(wrong: dict[str, object]) -> None
     fill_segment(segment.view, header, layout, b"mine")
     wanted = {"job": "job", "attempt": 1, "rank": 0, "world_size": 2, "step": 7, **wrong}
     with pytest.raises(CheckpointDamaged, match="the slot holds"):
-        read_from_memory(segment.duplicate(), Identity(**wanted), 0)  # type: ignore[arg-type]
+        read_from_memory(segment.duplicate(), Identity(**wanted))  # type: ignore[arg-type]
     with pytest.raises(CheckpointDamaged, match="do not match their checksum"):
-        read_from_memory(segment.duplicate(), identity, 12345)
+        check_memory(segment.descriptor, identity, 12345, 1)
+    check_memory(segment.descriptor, identity, zlib.crc32(b"mine"), 1)
     segment.close()
 
 
