@@ -33,9 +33,20 @@ class EngineAdmin:
                 wire.whole(fields, "memory_bytes"),
                 wire.whole(fields, "memory_bytes_max"),
                 wire.text(fields, "persist_error"),
+                wire.text(fields, "ring"),
+                fields["ring_on"] is True,
+                tuple(_peer_shard(row) for row in fields["peer_shards"]),
+                wire.whole(fields, "peer_memory_bytes"),
+                wire.whole(fields, "peer_memory_bytes_max"),
+                wire.whole(fields["keeper"], "pid"),
+                wire.text(fields["keeper"], "error"),
             )
-        except (wire.WireError, KeyError, TypeError, ValueError) as error:
+        except (wire.WireError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineUnavailable(f"{self._socket_path} does not answer like a checkpoint engine: {error}") from error
+
+    def metrics(self) -> str:
+        """What the engine has done and holds, in Prometheus' text format. Raises EngineUnavailable."""
+        return wire.text(self._ask({"op": "metrics"}), "text")
 
     def reject_from(self, step: int, up_to_attempt: int | None = None, reason: str = "") -> int:
         """Reject `step` and later of attempts up to `up_to_attempt` (None: the newest the engine knows);
@@ -45,6 +56,13 @@ class EngineAdmin:
         """
         fields = self._ask({"op": "reject", "step": step, "up_to_attempt": up_to_attempt, "reason": reason})
         return wire.whole(fields, "up_to_attempt")
+
+    def mark_verified(self, step: int, attempt: int, reason: str = "") -> bool:
+        """Say that training has proved `step` of `attempt` good; False where it stands so already, or is rejected.
+
+        It stands in `verified.json` before this returns: `policy="verified"` loads it, retention keeps it.
+        """
+        return self._ask({"op": "verify", "step": step, "attempt": attempt, "reason": reason}).get("added") is True
 
     def persist_now(self, timeout_seconds: float = 30.0) -> bool:
         """Bring to disk what memory holds, without waiting out a back-off; True when nothing is left to
@@ -68,3 +86,8 @@ class EngineAdmin:
 def _shard(row: list[Any]) -> ShardStatus:
     rank, step, attempt, world_size, size_bytes, verified, durable = row
     return ShardStatus(rank, step, attempt, world_size, "sealed", size_bytes, bool(verified), bool(durable))
+
+
+def _peer_shard(row: list[Any]) -> ShardStatus:
+    rank, step, attempt, world_size, size_bytes, home = row
+    return ShardStatus(rank, step, attempt, world_size, f"kept for {home}", size_bytes, True, False)

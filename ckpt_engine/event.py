@@ -7,8 +7,12 @@ from typing import Literal
 
 WHOLE_STEP = -1  # the rank of an event that speaks of all shards of a step
 
-EventState = Literal["sealed", "durable", "complete", "loaded", "rejected", "failed", "evicted"]
-Tier = Literal["memory", "disk"]
+EventState = Literal[
+    "registered", "sealed", "backed_up", "durable", "complete", "verified", "rejected", "evicted", "damaged",
+    "fallback", "loaded", "failed",
+]  # fmt: skip
+Tier = Literal["memory", "peer", "disk", "object"]
+TIERS: dict[str, Tier] = {"memory": "memory", "peer": "peer", "disk": "disk", "object": "object"}
 
 
 @dataclass(frozen=True, slots=True)

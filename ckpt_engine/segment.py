@@ -4,7 +4,7 @@ A segment is laid out as
 
     0      the fixed fields and their CRC-32, which covers the layout and values regions too
     1024   the state word: EMPTY, WRITING or SEALED; 8 aligned bytes, stored last
-    1088   the payload's checksum, written by the engine after the slot was sealed
+    1088   the payload's checksum, written by the engine after the slot was sealed; up to 4096 room for a table
     4096   layout (JSON, see layout.py) · values (JSON, see tree.py) · payload (the tensors' bytes)
 
 so a restarted engine, or one that has never seen the slot, needs no table beside it.
@@ -12,6 +12,7 @@ so a restarted engine, or one that has never seen the slot, needs no table besid
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from dataclasses import dataclass
@@ -21,13 +22,15 @@ from .errors import CheckpointDamaged
 
 PAGE_BYTES = 4096
 MAGIC = b"TRNSMCK1"
-VERSION = 1
+VERSION = 2
 JOB_BYTES_MAX = 128
+SHARD_ID_BYTES_MAX = 64
 
-_FIELDS = struct.Struct("<8sII128s32sqqqqQQQQQQ")
+_FIELDS = struct.Struct("<8sII128s64s32sqqqqQQQQQQ")
 _CRC = struct.Struct("<I")
-_STATE_AT = 1024
+_STATE_AT = FIELDS_END = 1024
 _CHECKSUM_AT = 1088
+_SHARD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]{0,63}\Z")  # can be part of a file's name
 _CHECKSUM_KNOWN = int.from_bytes(b"CRC32SET", "little")
 
 
@@ -41,7 +44,10 @@ class SlotState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SlotHeader:
-    """Identity and geometry of one shard in a segment. Offsets count from the start of the segment."""
+    """Identity and geometry of one shard in a segment. Offsets count from the start of the segment.
+
+    `shard` is the logical id of the part of the state that this is, wherever it runs; the rank where none is given.
+    """
 
     job: str
     attempt: int
@@ -54,6 +60,11 @@ class SlotHeader:
     values_bytes: int
     payload_offset: int
     payload_bytes: int
+    shard: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.shard:
+            object.__setattr__(self, "shard", str(self.rank))
 
     @property
     def newness(self) -> tuple[int, int]:
@@ -71,8 +82,10 @@ def write_header(buffer: memoryview, header: SlotHeader) -> None:
     job = header.job.encode()
     if len(job) > JOB_BYTES_MAX:
         raise ValueError(f"the job's name has {len(job)} bytes, at most {JOB_BYTES_MAX} fit; choose a shorter one")
+    if not _SHARD_ID.match(header.shard):
+        raise ValueError(f"the shard id {header.shard!r} is not 1 to {SHARD_ID_BYTES_MAX} letters, digits and _.=-")
     fields = _FIELDS.pack(
-        MAGIC, VERSION, PAGE_BYTES, job, header.layout_hash,
+        MAGIC, VERSION, PAGE_BYTES, job, header.shard.encode(), header.layout_hash,
         header.attempt, header.rank, header.world_size, header.step,
         header.layout_bytes, header.values_offset, header.values_bytes,
         header.payload_offset, header.payload_bytes, len(buffer),
@@ -87,7 +100,7 @@ def read_header(buffer: memoryview) -> SlotHeader:
     if len(buffer) < PAGE_BYTES:
         raise CheckpointDamaged(f"the segment has {len(buffer)} bytes, a header alone needs {PAGE_BYTES}")
     (
-        magic, version, page, job, layout_hash, attempt, rank, world_size, step,
+        magic, version, page, job, shard, layout_hash, attempt, rank, world_size, step,
         layout_bytes, values_offset, values_bytes, payload_offset, payload_bytes, total,
     ) = _FIELDS.unpack_from(buffer)  # fmt: skip
     if magic != MAGIC or version != VERSION or page != PAGE_BYTES:
@@ -98,17 +111,17 @@ def read_header(buffer: memoryview) -> SlotHeader:
     if not in_order or payload_offset + payload_bytes > total:
         raise CheckpointDamaged("the regions of the slot overlap or reach beyond its end")
     try:
-        name = job.rstrip(b"\0").decode()
+        name, shard_id = job.rstrip(b"\0").decode(), shard.rstrip(b"\0").decode()
     except UnicodeDecodeError as error:
-        raise CheckpointDamaged("the job's name in the slot header is not UTF-8") from error
+        raise CheckpointDamaged("a name in the slot header is not UTF-8") from error
     header = SlotHeader(
         name, attempt, rank, world_size, step, layout_hash,
-        layout_bytes, values_offset, values_bytes, payload_offset, payload_bytes,
+        layout_bytes, values_offset, values_bytes, payload_offset, payload_bytes, shard_id,
     )  # fmt: skip
     if _CRC.unpack_from(buffer, _FIELDS.size)[0] != _header_crc(buffer, header):
         raise CheckpointDamaged("the slot header's checksum does not match its bytes")
-    if attempt < 0 or step < 0 or not 0 <= rank < world_size:
-        raise CheckpointDamaged("the slot header names an impossible rank, step or attempt")
+    if attempt < 0 or step < 0 or not 0 <= rank < world_size or not _SHARD_ID.match(shard_id):
+        raise CheckpointDamaged("the slot header names an impossible rank, shard, step or attempt")
     return header
 
 

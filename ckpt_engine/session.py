@@ -11,19 +11,25 @@ from pathlib import Path
 
 from . import wire
 from .clock import Clock
+from .downloading import Downloader
 from .errors import CheckpointError, EngineRefused
 from .event import WHOLE_STEP, EngineEvent, EventState, Tier
-from .manifest import attempts_on_disk, complete_steps, step_numbers
+from .lending import Lending
+from .live_copy import copy_live
+from .manifest import attempts_on_disk, complete_steps, rejection_of, step_numbers
 from .persist import Persister
-from .rejection import REASON_CHARACTERS_MAX, Rejection, add_rejection, read_or_reject_all
+from .process_watch import ProcessWatch
+from .rejection import REASON_CHARACTERS_MAX, Rejection, add_rejection, is_rejected, read_or_reject_all
+from .ring import Ring, ring_is_off
 from .segment import SlotHeader
-from .selection import Choice, choose_for_load
 from .shardfile import Identity
-from .slots import Slot, SlotBusy, SlotTable
+from .slots import SlotBusy, SlotTable
 from .storage import Storage
+from .verification import Verification, add_verification, read_verifications
 from .wire import Fields
 
 WAIT_SECONDS_MAX = 3600.0
+LOOK_SECONDS = 1.0  # at a peer whose end the kernel cannot tell by itself
 Reply = tuple[Fields, list[int]]
 
 
@@ -40,6 +46,11 @@ class EngineParts:
     storage: Storage
     emit: Callable[[EngineEvent], None]
     clock: Clock
+    downloader: Downloader | None = None
+    metrics: Callable[[], str] = lambda: ""
+    keeper_state: Callable[[], Fields] = dict
+    ring: Ring | None = None
+    ring_off: str = ""
 
 
 class Session:
@@ -50,18 +61,25 @@ class Session:
         self._connection = connection
         self._parts = parts
         self._identity: Identity | None = None
-        self._reading: tuple[Slot, SlotHeader] | None = None
+        self._lending = Lending(parts, number)
         self._operations: dict[str, Callable[[Fields, list[int]], Reply]] = {
             "register": self._register,
+            "prepare": self._prepare,
             "acquire": self._acquire,
             "seal": self._seal,
-            "load": self._load,
-            "loaded": self._loaded,
-            "damaged": self._damaged,
-            "return": self._return,
+            "copy_live": self._copy_live,
+            "load": self._lent(self._lending.load),
+            "candidates": self._lent(self._lending.candidates),
+            "hold": self._lent(self._lending.hold),
+            "await_proof": self._lent(self._lending.await_proof),
+            "loaded": self._lent(self._lending.loaded),
+            "damaged": self._lent(self._lending.damaged),
+            "return": self._lent(self._lending.return_unused),
             "wait": self._wait,
             "status": self._status,
+            "metrics": lambda fields, _: ({"text": self._parts.metrics()}, []),
             "reject": self._reject,
+            "verify": self._verify,
             "persist": self._persist_now,
         }
 
@@ -72,8 +90,9 @@ class Session:
 
     def serve(self) -> None:
         try:
-            with self._connection:
+            with self._connection, ProcessWatch(wire.peer_pid(self._connection)) as peer:
                 while True:
+                    self._await_request(peer)
                     fields, received = wire.receive(self._connection)
                     try:
                         reply, descriptors = self._answer(fields, received)
@@ -87,6 +106,13 @@ class Session:
             pass  # gone, or not talking to us: either way the connection is over
         finally:
             self._hang_up()
+
+    def _await_request(self, peer: ProcessWatch) -> None:
+        """A rank's children may hold its connection open; that it is gone the kernel tells all the same."""
+        own, other = self._connection.fileno(), peer.fileno()
+        while own not in wire.readable((own,) if other < 0 else (own, other), LOOK_SECONDS if other < 0 else None):
+            if peer.ended():
+                raise wire.Disconnected("the peer's process has ended")
 
     def _answer(self, fields: Fields, descriptors: list[int]) -> Reply:
         operation = self._operations.get(wire.text(fields, "op"))
@@ -126,18 +152,26 @@ class Session:
         self._identity = identity
         slots = wire.wholes(fields, "offers")
         kept = []
-        for index, descriptor in list(zip(slots, descriptors, strict=False)):
-            generation = self._parts.table.offer(self.number, identity, index, descriptor) if index in (0, 1) else 0
-            if generation:
-                descriptors.remove(descriptor)  # the segment owns it now
-            kept.append(generation)
+        for index, descriptor in zip(slots, descriptors, strict=False):
+            kept.append(self._parts.table.offer(self.number, identity, index, descriptor) if index in (0, 1) else 0)
+        self._lending.hold(identity, fields)  # before any slot is granted
+        self._refresh()
+        story = f"{sum(map(bool, kept))} of {len(kept)} slots that it had are still there"
+        at = self._parts.clock.now()
+        self._parts.emit(EngineEvent("registered", -1, identity.attempt, identity.rank, "memory", at, reason=story))
         return {"directory": str(self._parts.directory), "node": self._parts.node, "kept": kept}, []
 
+    def _prepare(self, fields: Fields, _: list[int]) -> Reply:
+        """A slot before its first save: what the rank has to map, which is nothing where it could not be made."""
+        identity, index, need_bytes = self._own(), self._slot_index(fields), self._segment_bytes(fields)
+        slot = self._parts.table.prepare(identity.rank, index, need_bytes)
+        with self._parts.table.changed:
+            if slot.segment is None or slot.generation in wire.wholes(fields, "known"):
+                return {"generation": 0}, []
+            return {"generation": slot.generation}, [slot.segment.duplicate()]
+
     def _acquire(self, fields: Fields, _: list[int]) -> Reply:
-        identity = self._own()
-        need_bytes = wire.whole(fields, "segment_bytes")
-        if need_bytes <= 0 or need_bytes % 4096:
-            raise EngineRefused(f"a segment of {need_bytes} bytes cannot be")
+        identity, need_bytes = self._own(), self._segment_bytes(fields)
         grant = self._parts.table.acquire(
             self.number,
             identity,
@@ -147,8 +181,8 @@ class Session:
             min(wire.number(fields, "wait_seconds"), WAIT_SECONDS_MAX),
         )
         if grant.fresh:
-            prepare = (identity.rank, grant.index, need_bytes)
-            threading.Thread(target=self._parts.table.prepare_other, args=prepare, name="prepare", daemon=True).start()
+            prepare = (identity.rank, 1 - grant.index, need_bytes)
+            threading.Thread(target=self._parts.table.prepare, args=prepare, name="prepare", daemon=True).start()
         reply = {"slot": grant.index, "generation": grant.generation}
         return reply, [grant.descriptor] if grant.descriptor >= 0 else []
 
@@ -159,81 +193,36 @@ class Session:
         self._tell("sealed", header, "memory", seconds=wire.number(fields, "seconds"))
         return {"step": header.step}, []
 
-    def _load(self, fields: Fields, _: list[int]) -> Reply:
-        identity = self._own()
-        self._stop_reading()
-        self._refresh()
-        choice = choose_for_load(
-            self._parts.table, self._parts.directory, identity, wire.optional_whole(fields, "step"),
-            frozenset(wire.wholes(fields, "not_from_disk")),
-        )  # fmt: skip
-        if choice is None:
-            return {"tier": ""}, []
-        if choice.memory is None:
-            return {"tier": "disk", "step": choice.step, "attempt": choice.attempt}, []
-        return self._lend(choice)
+    def _copy_live(self, fields: Fields, descriptors: list[int]) -> Reply:
+        """A fenced save: grant a slot and copy into it the image in the rank's own memory. The rank seals it."""
+        if len(descriptors) != 1:
+            raise EngineRefused("a fenced save comes with one descriptor, of the memory that the state lives in")
+        reply, granted = self._acquire(fields, [])
+        try:
+            slot = self._parts.table.granted(self.number, self._own(), reply["slot"], reply["generation"])
+            assert slot.segment is not None
+            copy_live(descriptors[0], wire.whole(fields, "segment_bytes"), slot.segment.view)
+        except BaseException:
+            wire.close_all(granted)
+            raise
+        return reply, granted
 
-    def _lend(self, choice: Choice) -> Reply:
-        assert choice.memory is not None
-        slot, header = choice.memory
-        segment = self._parts.table.lease(slot, header)
-        if segment is None:
-            raise EngineRefused(f"step {choice.step} has just been overwritten in memory; ask again")
-        self._reading = (slot, header)
-        crc = self._parts.table.checksum(slot, header, segment)
-        reply = {
-            "tier": "memory",
-            "step": header.step,
-            "attempt": header.attempt,
-            "slot": slot.index,
-            "crc32": crc,
-        }
-        return reply, [segment.duplicate()]
-
-    def _loaded(self, fields: Fields, _: list[int]) -> Reply:
-        identity = self._own()
-        self._stop_reading()
-        step, attempt = wire.whole(fields, "step"), wire.whole(fields, "attempt")
-        tier: Tier = "memory" if wire.text(fields, "tier") == "memory" else "disk"
-        self._parts.table.resumed(self.number, identity, step)
-        self._parts.emit(
-            EngineEvent(
-                "loaded", step, identity.attempt, identity.rank, tier, self._parts.clock.now(),
-                size_bytes=wire.whole(fields, "size_bytes"), seconds=wire.number(fields, "seconds"),
-                reason=f"saved by attempt {attempt}",
-            )
-        )  # fmt: skip
-        return {}, []
-
-    def _damaged(self, fields: Fields, _: list[int]) -> Reply:
-        """The rank found that what it was given is not what was saved."""
-        identity = self._own()
-        tier: Tier = "memory" if wire.text(fields, "tier") == "memory" else "disk"
-        if tier == "memory" and self._reading is not None:
-            self._parts.table.void(*self._reading)
-        self._stop_reading()
-        self._parts.emit(
-            EngineEvent(
-                "failed", wire.whole(fields, "step"), wire.whole(fields, "attempt"), identity.rank, tier,
-                self._parts.clock.now(), reason=wire.text(fields, "reason")[:REASON_CHARACTERS_MAX],
-            )
-        )  # fmt: skip
-        return {}, []
-
-    def _return(self, fields: Fields, _: list[int]) -> Reply:
-        """The rank did not use what it was lent."""
-        self._stop_reading()
-        return {}, []
+    def _lent(self, operation: Callable[[Identity, Fields], Reply]) -> Callable[[Fields, list[int]], Reply]:
+        return lambda fields, _: operation(self._own(), fields)
 
     def _wait(self, fields: Fields, _: list[int]) -> Reply:
         key = (wire.whole(fields, "rank"), wire.whole(fields, "attempt"), wire.whole(fields, "step"))
         timeout = min(max(wire.number(fields, "timeout_seconds"), 0.0), WAIT_SECONDS_MAX)
-        with self._parts.table.changed:
-            self._parts.table.changed.wait_for(
-                lambda: self._parts.table.closed or self._parts.persister.outcome(key) is not None, timeout
-            )
-            outcome = self._parts.persister.outcome(key)
+        outcome_of = self._backed_up if fields.get("what") == "peer" else self._parts.persister.outcome
+        table = self._parts.table
+        with table.changed:
+            table.changed.wait_for(lambda: table.closed or outcome_of(key) is not None, timeout)
+            outcome = outcome_of(key)
         return {"settled": outcome is not None, "reason": outcome or ""}, []
+
+    def _backed_up(self, key: tuple[int, int, int]) -> str | None:
+        ring = self._parts.ring
+        return self._parts.ring_off if ring is None else ring.outcome(*key)
 
     def _status(self, fields: Fields, _: list[int]) -> Reply:
         self._refresh()
@@ -252,6 +241,8 @@ class Session:
             "memory_bytes": table.memory_bytes,
             "memory_bytes_max": table.memory_bytes_max,
             "persist_error": self._parts.persister.error,
+            "keeper": self._parts.keeper_state(),
+            **(ring_is_off(self._parts.ring_off) if self._parts.ring is None else self._parts.ring.status()),
         }, []
 
     def _reject(self, fields: Fields, _: list[int]) -> Reply:
@@ -266,6 +257,19 @@ class Session:
             at = self._parts.clock.now()
             self._parts.emit(EngineEvent("rejected", step, up_to, WHOLE_STEP, "disk", at, reason=reason))
         return {"up_to_attempt": up_to, "added": added}, []
+
+    def _verify(self, fields: Fields, _: list[int]) -> Reply:
+        """Training has proved a step good; a rejected one stays rejected."""
+        step, attempt = wire.whole(fields, "step"), wire.whole(fields, "attempt")
+        reason = wire.text(fields, "reason")[:REASON_CHARACTERS_MAX]
+        parts = self._parts
+        if rejection_of(parts.directory, step, attempt) is not None:
+            return {"added": False}, []
+        added = add_verification(parts.directory, Verification(step, attempt, reason), parts.storage, parts.writer)
+        if added:
+            at = parts.clock.now()
+            parts.emit(EngineEvent("verified", step, attempt, WHOLE_STEP, "disk", at, reason=reason))
+        return {"added": added}, []
 
     def _persist_now(self, fields: Fields, _: list[int]) -> Reply:
         timeout = min(max(wire.number(fields, "timeout_seconds"), 0.0), WAIT_SECONDS_MAX)
@@ -285,7 +289,18 @@ class Session:
         return max({self._parts.table.attempt, *on_disk, *in_memory})
 
     def _refresh(self) -> None:
-        self._parts.table.set_rejections(read_or_reject_all(self._parts.directory))
+        rejections = read_or_reject_all(self._parts.directory)
+        self._parts.table.set_rejections(rejections)
+        with contextlib.suppress(CheckpointError, OSError):  # what was trusted before stays so
+            verified = read_verifications(self._parts.directory)
+            good = [(v.attempt, v.step) for v in verified if not is_rejected(rejections, v.step, v.attempt)]
+            self._parts.table.set_trusted(max(good, default=None))
+
+    def _segment_bytes(self, fields: Fields) -> int:
+        need_bytes = wire.whole(fields, "segment_bytes")
+        if need_bytes <= 0 or need_bytes % 4096:
+            raise EngineRefused(f"a segment of {need_bytes} bytes cannot be")
+        return need_bytes
 
     def _slot_index(self, fields: Fields) -> int:
         index = wire.whole(fields, "slot")
@@ -293,13 +308,8 @@ class Session:
             raise EngineRefused(f"there is no slot {index}")
         return index
 
-    def _stop_reading(self) -> None:
-        if self._reading is not None:
-            slot, self._reading = self._reading[0], None
-            self._parts.table.release(slot)
-
     def _hang_up(self) -> None:
-        self._stop_reading()
+        self._lending.hang_up()
         if self._identity is not None:
             header = self._parts.table.hang_up(self.number, self._identity)
             if header is not None:

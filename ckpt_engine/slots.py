@@ -9,63 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
+from .budget import MemoryBudget
 from .clock import Clock
 from .errors import CheckpointDamaged, EngineRefused
-from .memfd import Segment, adopt_segment, create_segment
+from .keeping import Keeping
+from .memfd import MemfdIdentity, Segment, adopt_duplicate, memfd_identity
 from .rejection import Rejection, is_rejected
-from .segment import SlotHeader, begin_writing, payload_region, read_checksum, read_sealed, write_checksum
+from .segment import SlotHeader, SlotState, begin_writing, publish_state, read_state, write_checksum
 from .shardfile import Identity
+from .shards import (
+    Grant,
+    Loan,
+    Shard,
+    Slot,
+    SlotBusy,
+    adopt_content,
+    content_of,
+    evictable,
+    expendable,
+    is_better,
+    require_growth,
+    shard_id,
+    slots_cost,
+)
+from .slot_memory import SlotMemory, Tell
 
-SLOTS = 2
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One buffer of a rank. `header` is set exactly while the slot is sealed and trusted."""
-
-    index: int
-    segment: Segment | None = None
-    generation: int = 0  # changes with the segment, so that a rank knows when its mapping is out of date
-    header: SlotHeader | None = None
-    checksum: int | None = None
-    durable: bool = False
-    given_up: str = ""  # why it will not become durable
-    writer: int = 0  # the session it is granted to
-    leases: int = 0  # readers, and the thread that prepares it
-
-    def clear(self) -> None:
-        self.header, self.checksum, self.durable, self.given_up = None, None, False, ""
-
-
-@dataclass(slots=True, eq=False)
-class Shard:
-    """What this node remembers of one rank."""
-
-    rank: int
-    world_size: int
-    attempt: int
-    session: int = 0  # the connection of the living rank
-    resumed_step: int | None = None  # what the present attempt loaded
-    slots: tuple[Slot, ...] = field(default_factory=lambda: tuple(Slot(index) for index in range(SLOTS)))
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A slot to write into. `descriptor` is the receiver's to close; -1 where the rank has the segment
-    mapped."""
-
-    index: int
-    generation: int
-    descriptor: int
-    fresh: bool  # the segment was made for this grant
-
-
-class SlotBusy(Exception):
-    """Both slots are needed; the save has to be skipped."""
+__all__ = ["Grant", "Loan", "Shard", "Slot", "SlotBusy", "SlotTable"]
 
 
 class SlotTable:
@@ -73,24 +44,35 @@ class SlotTable:
 
     def __init__(
         self,
-        memory_bytes_max: int,
+        job: str,
+        budget: MemoryBudget,
         clock: Clock,
-        evicted: Callable[[SlotHeader], None] = lambda header: None,
+        tell: Tell = lambda state, header, reason: None,
     ) -> None:
         self.changed = threading.Condition(threading.RLock())
-        self.memory_bytes_max = memory_bytes_max
         self.attempt = 0  # the newest that any rank has registered with
-        self._clock = clock
-        self._rejections: tuple[Rejection, ...] = ()
-        self._evicted = evicted
-        self._shards: dict[int, Shard] = {}
-        self._memory_bytes = 0
-        self._generations = 0
         self.closed = False  # nobody waits any more
+        self._job = job
+        self._budget = budget
+        self._memory = SlotMemory(budget)
+        self._clock = clock
+        self._tell = tell
+        self._rejections: tuple[Rejection, ...] = ()
+        self._trusted: tuple[int, int] | None = None
+        self._shards: dict[int, Shard] = {}
 
     @property
     def memory_bytes(self) -> int:
-        return self._memory_bytes
+        return self._budget.used_bytes
+
+    @property
+    def memory_bytes_max(self) -> int:
+        return self._budget.bytes_max
+
+    def set_keeper(self, keeper: Keeping) -> None:
+        """Who is told of every segment from here on."""
+        with self.changed:
+            self._memory.keeper = keeper
 
     def close(self) -> None:
         """Wake everybody who waits for a slot or an outcome; the engine is going."""
@@ -113,26 +95,58 @@ class SlotTable:
             if shard.attempt != identity.attempt:
                 shard.attempt, shard.resumed_step = identity.attempt, None
             shard.world_size = identity.world_size
+            for slot in shard.slots:
+                self._look_again(shard, slot)
             self.changed.notify_all()
 
     def offer(self, session: int, identity: Identity, index: int, descriptor: int) -> int:
-        """Take back a segment that the rank kept while no engine ran; its new generation, 0 where it is not
-        wanted."""
+        """What the rank still maps from before our restart: the generation it has now, 0 where it is not wanted.
+
+        The descriptor stays the caller's. A segment that the keeper has brought already is the same memfd.
+        """
         with self.changed:
-            slot = self._own(session, identity).slots[index]
-            if slot.segment is not None:
-                return 0
+            shard = self._own(session, identity)
+            slot = shard.slots[index]
             try:
-                segment = adopt_segment(descriptor)
-            except CheckpointDamaged:
+                holder = self._holder(memfd_identity(descriptor))
+                if holder is not None:
+                    self._look_again(shard, slot)
+                    return slot.generation if holder is slot else 0
+                segment = adopt_duplicate(descriptor)
+            except (OSError, CheckpointDamaged):
                 return 0
-            if self._memory_bytes + segment.size_bytes > self.memory_bytes_max:
-                return 0  # the caller still owns the descriptor
-            self._install(slot, segment)
-            self._memory_bytes += segment.size_bytes
-            self._adopt_content(slot, identity)
+            header = content_of(segment, self._job, identity.rank, identity.attempt)
+            more_bytes = segment.size_bytes - (slot.segment.size_bytes if slot.segment else 0)
+            if not is_better(header, slot) or not self._budget.fits(more_bytes):
+                segment.close()
+                return 0
+            self._memory.discard(slot)
+            self._budget.count(segment.size_bytes)
+            self._memory.install(slot, segment)
+            adopt_content(slot, self._job, identity.rank, identity.attempt)
             self.changed.notify_all()
             return slot.generation
+
+    def adopt(self, rank: int, index: int, segment: Segment, header: SlotHeader | None) -> Slot | None:
+        """Take in a segment that nobody of us has seen written: the keeper's, or a peer's; None where there is no
+        place. The segment stays the caller's then."""
+        with self.changed:
+            shard = self._shards.get(rank)
+            world_size, attempt = (header.world_size, header.attempt) if header else (rank + 1, 0)
+            if shard is None:
+                shard = self._shards[rank] = Shard(rank, world_size, attempt)
+            slot = shard.slots[index]
+            if slot.segment is not None or slot.leases or self._holder(segment.identity) is not None:
+                return None
+            if not self._budget.count(segment.size_bytes):
+                return None
+            self._memory.install(slot, segment)
+            if header is not None:
+                shard.attempt, shard.world_size = max((shard.attempt, shard.world_size), (attempt, world_size))
+                self.attempt = max(self.attempt, attempt)
+                adopt_content(slot, self._job, rank)
+            self.changed.notify_all()
+            return slot
 
     def acquire(
         self,
@@ -143,26 +157,31 @@ class SlotTable:
         known: Sequence[int],
         wait_seconds: float,
     ) -> Grant:
-        """A slot for `step`. Raises SlotBusy after `wait_seconds`, EngineRefused where it can never be."""
+        """A slot for `step`. Raises SlotBusy after `wait_seconds`, EngineRefused where it can never be; then what
+        is in the slots stays."""
         deadline = self._clock.monotonic() + wait_seconds
         with self.changed:
             while True:
                 shard = self._own(session, identity)
-                self._require_growth(shard, identity, step)
-                slot = self._expendable(shard)
+                require_growth(shard, identity, step)
+                slot = expendable(shard, self._rejections)
                 if slot.leases == 0:
                     break
                 remaining = deadline - self._clock.monotonic()
                 if remaining <= 0 or self.closed:
                     raise SlotBusy(f"the other slot was still being read after {wait_seconds:g} s")
                 self.changed.wait(remaining)
-            slot.clear()
-            slot.writer = session
-            if slot.segment is not None and need_bytes <= slot.segment.size_bytes <= 2 * need_bytes + (1 << 20):
-                begin_writing(slot.segment.view)
+            segment = slot.segment
+            fits = segment is not None and need_bytes <= segment.size_bytes <= 2 * need_bytes + (1 << 20)
+            if segment is not None and fits and not segment.loans:
+                slot.clear()
+                slot.writer = session
+                begin_writing(segment.view)
                 mapped = slot.generation in known
-                return Grant(slot.index, slot.generation, -1 if mapped else slot.segment.duplicate(), False)
-            self._discard(slot)
+                return Grant(slot.index, slot.generation, -1 if mapped else segment.duplicate(), False)
+            self._preflight(shard, slot, need_bytes)
+            self._memory.discard(slot)
+            slot.writer = session
             slot.leases += 1
         self._fill(slot, need_bytes)
         with self.changed:
@@ -171,24 +190,31 @@ class SlotTable:
             begin_writing(slot.segment.view)
             return Grant(slot.index, slot.generation, slot.segment.duplicate(), True)
 
-    def prepare_other(self, rank: int, index: int, need_bytes: int) -> None:
-        """Fault in the pages of the slot that is not `index`, before the second save asks for it."""
+    def prepare(self, rank: int, index: int, need_bytes: int) -> Slot:
+        """Give slot `index` a segment with all its pages before a save asks for it; nothing is evicted for that."""
         with self.changed:
-            slot = self._shards[rank].slots[1 - index]
-            if slot.segment is not None or slot.leases or slot.writer:
-                return
+            slot = self._shards[rank].slots[index]
+            if slot.segment is not None or slot.leases or slot.writer or not self._budget.fits(need_bytes):
+                return slot
             slot.leases += 1
         with contextlib.suppress(EngineRefused):  # the save that needs it will say so
-            self._fill(slot, need_bytes)
+            self._fill(slot, need_bytes, prefault=True)
+        return slot
 
-    def seal(self, session: int, identity: Identity, index: int, generation: int) -> SlotHeader:
-        """Believe the rank that its slot is whole, after reading it in the slot's own words."""
+    def granted(self, session: int, identity: Identity, index: int, generation: int) -> Slot:
+        """A slot that `session` may write, and that is not sealed yet; it has a segment."""
         with self.changed:
             slot = self._own(session, identity).slots[index]
             if slot.writer != session or slot.generation != generation or slot.segment is None:
                 raise EngineRefused(f"slot {index} of rank {identity.rank} is not granted to this connection")
+            return slot
+
+    def seal(self, session: int, identity: Identity, index: int, generation: int) -> SlotHeader:
+        """Believe the rank that its slot is whole, after reading it in the slot's own words."""
+        with self.changed:
+            slot = self.granted(session, identity, index, generation)
             slot.writer = 0
-            self._adopt_content(slot, identity)
+            adopt_content(slot, self._job, identity.rank, identity.attempt)
             self.changed.notify_all()
             if slot.header is None:
                 raise EngineRefused(f"slot {index} of rank {identity.rank} was sealed but is not whole")
@@ -205,7 +231,7 @@ class SlotTable:
             for slot in shard.slots:
                 if slot.writer == session:
                     slot.writer = 0
-                    self._adopt_content(slot, identity)
+                    adopt_content(slot, self._job, identity.rank, identity.attempt)
                     adopted = slot.header
             self.changed.notify_all()
         return adopted
@@ -216,16 +242,29 @@ class SlotTable:
         with self.changed:
             self._rejections = rejections
 
+    def set_trusted(self, newness: tuple[int, int] | None) -> None:
+        """(attempt, step) of the newest step that training has proved good: it is never evicted."""
+        with self.changed:
+            self._trusted = newness
+
     def sealed(self) -> list[tuple[Shard, Slot, SlotHeader]]:
         """Every slot that could be loaded: sealed and not rejected; newest first."""
         with self.changed:
             rejections = self._rejections
+            for shard, slot in self._slots():
+                if slot.header is None and shard.session == 0:
+                    self._look_again(shard, slot)
             found = [
                 (shard, slot, slot.header)
                 for shard, slot in self._slots()
                 if slot.header is not None and not is_rejected(rejections, slot.header.step, slot.header.attempt)
             ]
         return sorted(found, key=lambda entry: entry[2].newness, reverse=True)
+
+    def held(self) -> list[tuple[str, int, int]]:
+        """Shard id, slot index and descriptor of every segment, for the keeper. Called with the lock held."""
+        slots = [slot for _, slot in self._slots()]
+        return [(slot.shard, slot.index, slot.segment.descriptor) for slot in slots if slot.segment is not None]
 
     def lease(self, slot: Slot, header: SlotHeader) -> Segment | None:
         """Keep the slot from being overwritten; None where it no longer holds `header`."""
@@ -239,6 +278,20 @@ class SlotTable:
         with self.changed:
             assert slot.leases > 0
             slot.leases -= 1
+            self.changed.notify_all()
+
+    def lend(self, rank: int, memfd: MemfdIdentity) -> Loan | None:
+        """Keep a segment of the rank as it is for as long as it works with views of it; its slot gets another when it
+        needs one. None where this engine has no such segment."""
+        with self.changed:
+            slot = self._holder(memfd)
+            mine = slot.segment if slot is not None and slot.shard == shard_id(rank) else None
+            segment = mine or self._memory.lent(memfd)
+            return None if segment is None else self._memory.lend(segment)
+
+    def give_back(self, loan: Loan) -> None:
+        with self.changed:
+            self._memory.give_back(loan)
             self.changed.notify_all()
 
     def mark(self, slot: Slot, header: SlotHeader, *, durable: bool = False, why: str = "") -> None:
@@ -261,21 +314,13 @@ class SlotTable:
                 raise CheckpointDamaged(f"memory of rank {header.rank} changed after step {header.step} was sealed")
 
     def void(self, slot: Slot, header: SlotHeader) -> None:
-        """The slot's bytes are not what was saved: never hand them out again."""
+        """The slot's bytes are not what was saved: never hand them out again, nor adopt them after a restart."""
         with self.changed:
             if slot.header == header:
                 slot.clear()
+                if slot.segment is not None:
+                    publish_state(slot.segment.view, SlotState.EMPTY)
             self.changed.notify_all()
-
-    def checksum(self, slot: Slot, header: SlotHeader, segment: Segment) -> int:
-        """The payload's CRC-32 as it was at the seal, or as it is now where nobody has looked yet. Needs a
-        lease."""
-        with self.changed:
-            known = slot.checksum if slot.header == header else None
-        if known is None:
-            known = zlib.crc32(payload_region(segment.view, header))
-            self.confirm_checksum(slot, header, known)
-        return known
 
     def resumed(self, session: int, identity: Identity, step: int) -> None:
         """The rank goes on from `step`: what older attempts saved after it is no longer worth protecting."""
@@ -293,92 +338,61 @@ class SlotTable:
             raise EngineRefused(f"rank {identity.rank} is written by another connection now")
         return shard
 
-    def _require_growth(self, shard: Shard, identity: Identity, step: int) -> None:
-        for slot in shard.slots:
-            if slot.header and slot.header.attempt == identity.attempt and slot.header.step >= step:
-                raise EngineRefused(
-                    f"attempt {identity.attempt} has already saved step {slot.header.step}; steps only "
-                    "grow within an attempt, a run that trains a step again needs a new attempt number"
-                )
-
-    def _expendable(self, shard: Shard) -> Slot:
-        """The slot that does not hold the newest shard on the line of the present attempt."""
-        rejections = self._rejections
-
-        def worth(slot: Slot) -> tuple[bool, bool, tuple[int, int], int]:
-            header = slot.header
-            if header is None or is_rejected(rejections, header.step, header.attempt):
-                return (False, False, (0, 0), slot.leases)
-            resumed = shard.resumed_step
-            on_line = header.attempt == shard.attempt or (resumed is not None and header.step <= resumed)
-            return (True, on_line and header.world_size == shard.world_size, header.newness, 0)
-
-        return min(shard.slots, key=worth)
+    def _holder(self, identity: MemfdIdentity) -> Slot | None:
+        """The slot that has this memfd."""
+        for _, slot in self._slots():
+            if slot.segment is not None and slot.segment.identity == identity:
+                return slot
+        return None
 
     def _orphan(self, shard: Shard, session: int) -> None:
-        """A superseded rank may still be copying: what it writes must not be anybody's slot any more."""
+        """A superseded rank may still be copying: what it has not finished must not be anybody's slot any more."""
         for slot in shard.slots:
             if slot.writer == session:
                 slot.writer = 0
-                slot.clear()
-                self._discard(slot)
+                if slot.segment is not None:
+                    adopt_content(slot, self._job, shard.rank, shard.attempt)
+                if slot.header is None:
+                    self._memory.discard(slot)
 
-    def _adopt_content(self, slot: Slot, identity: Identity) -> None:
-        slot.clear()
-        assert slot.segment is not None
-        try:
-            header = read_sealed(slot.segment.view)
-            checksum = read_checksum(slot.segment.view)
-        except CheckpointDamaged:
+    def _look_again(self, shard: Shard, slot: Slot) -> None:
+        """A rank may have published a slot while no engine was there that it could tell."""
+        if slot.header is not None or slot.segment is None or slot.writer:
             return
-        if (header.job, header.rank) == (identity.job, identity.rank) and header.attempt <= identity.attempt:
-            slot.header, slot.checksum = header, checksum
+        with contextlib.suppress(CheckpointDamaged):
+            if read_state(slot.segment.view) is SlotState.SEALED:
+                adopt_content(slot, self._job, shard.rank)
+        if slot.header is not None:
+            self.attempt = max(self.attempt, slot.header.attempt)
+            self._tell("sealed", slot.header, "saved while no engine was there to be told")
 
-    def _install(self, slot: Slot, segment: Segment) -> None:
-        self._generations += 1
-        slot.segment, slot.generation = segment, self._generations
+    def _preflight(self, shard: Shard, slot: Slot, need_bytes: int) -> None:
+        """Both slots of the rank must fit before one is given up for a larger one, or its saves would fail by turns."""
+        two_slots_bytes, own_bytes = slots_cost(shard, slot, need_bytes)
+        if not self._budget.fits(two_slots_bytes - own_bytes):
+            self._evict(two_slots_bytes - own_bytes)
+        self._budget.require(shard.rank, need_bytes, two_slots_bytes, own_bytes)
 
-    def _discard(self, slot: Slot) -> None:
-        slot.clear()
-        if slot.segment is not None:
-            self._memory_bytes -= slot.segment.size_bytes
-            slot.segment.close()
-            slot.segment = None
-
-    def _fill(self, slot: Slot, need_bytes: int) -> None:
+    def _fill(self, slot: Slot, need_bytes: int, *, prefault: bool = False) -> None:
         """Give a leased, empty slot a segment and end the lease; the pages are made outside the lock."""
-        segment = None
+        segment, taken = None, False
         try:
-            segment = self._allocate(need_bytes)
+            with self.changed:
+                if not self._budget.fits(need_bytes):
+                    self._evict(need_bytes)
+                self._budget.take(need_bytes)
+                taken = True
+            segment = self._memory.make(need_bytes, prefault=prefault)
         finally:
             with self.changed:
-                if segment is None:
-                    slot.writer = 0
+                if segment is not None:
+                    self._memory.install(slot, segment)
                 else:
-                    self._install(slot, segment)
+                    slot.writer = 0
+                    if taken:
+                        self._budget.give_back(need_bytes)
                 self.release(slot)
 
-    def _evict(self) -> None:
-        """Let go of durable shards of ranks that no longer run here."""
-        for shard, slot in self._slots():
-            gone = shard.session == 0 and shard.attempt < self.attempt
-            if gone and slot.durable and slot.leases == 0 and slot.header is not None:
-                self._evicted(slot.header)
-                self._discard(slot)
-
-    def _allocate(self, need_bytes: int) -> Segment:
-        with self.changed:
-            if self._memory_bytes + need_bytes > self.memory_bytes_max:
-                self._evict()
-            if self._memory_bytes + need_bytes > self.memory_bytes_max:
-                raise EngineRefused(
-                    f"a slot of {need_bytes} bytes does not fit: {self._memory_bytes} of at most "
-                    f"{self.memory_bytes_max} bytes are in use; raise memory_bytes_max"
-                )
-            self._memory_bytes += need_bytes
-        try:
-            return create_segment(need_bytes)
-        except OSError as error:
-            with self.changed:
-                self._memory_bytes -= need_bytes
-            raise EngineRefused(f"the host has no {need_bytes} bytes left for a slot: {error.strerror}") from error
+    def _evict(self, need_bytes: int) -> None:
+        candidates = evictable(self._shards.values(), self.attempt, self._trusted)
+        self._memory.make_room(need_bytes, candidates, self._tell)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -104,8 +105,20 @@ def wholes(fields: Fields, name: str) -> list[int]:
 
 def peer_uid(sock: socket.socket) -> int:
     """The user behind the other end, as the kernel knows it."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    return _peer(sock)[1]
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """The process behind the other end when it connected (or listened); 0 where it cannot be seen from here."""
+    return _peer(sock)[0]
+
+
+def readable(descriptors: Sequence[int], timeout_seconds: float | None) -> set[int]:
+    """Those that can be read, or have ended, within the time (None: however long it takes)."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(None if timeout_seconds is None else timeout_seconds * 1000)}
 
 
 def connect(path: str | Path, timeout_seconds: float) -> socket.socket:
@@ -120,6 +133,12 @@ def connect(path: str | Path, timeout_seconds: float) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _peer(sock: socket.socket) -> tuple[int, int, int]:
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", credentials)
+    return pid, uid, gid
 
 
 def close_all(descriptors: Sequence[int]) -> None:

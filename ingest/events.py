@@ -208,7 +208,10 @@ class NodeHeartbeat(Message, frozen=True, kw_only=True):
 class CheckpointEvent(Message, frozen=True, kw_only=True):
     """The checkpoint engine's story of one shard (or, with rank -1, of a whole step)."""
 
-    state: Literal["sealed", "durable", "complete", "loaded", "rejected", "failed", "evicted"]
+    state: Literal[
+        "registered", "sealed", "backed_up", "durable", "complete", "verified", "rejected", "evicted", "damaged",
+        "fallback", "loaded", "failed",
+    ]  # fmt: skip
     step: Step
     tier: Literal["memory", "peer", "disk", "object"]
     size_bytes: Count = 0

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import count
 
 from ckpt_engine.admin import EngineAdmin
+from ckpt_engine.counters import gauge, merged
 from ckpt_engine.engine import Engine, EngineConfig
 from ckpt_engine.errors import EngineUnavailable
 from ckpt_engine.event import EngineEvent
-from ckpt_engine.manifest import complete_steps
+from ckpt_engine.manifest import complete_steps, rejection_of
 from ckpt_engine.rejection import Rejection, add_rejection
 from ckpt_engine.status import EngineStatus, newest_agreed
 from ckpt_engine.storage import Storage
+from ckpt_engine.verification import Verification, add_verification
 from ingest.bus import Bus, BusError, Producer
 from ingest.codec import Codec
 from ingest.events import CheckpointEvent
+from pipelines.own_process import raise_open_files_max
 from pipelines.places import Places
+from pipelines.ring import ring_of
 from pipelines.run import node_names, read_job
+from pipelines.settings import Settings
 from recovery.backend import CheckpointChoice, Unavailable
 
 FLUSH_SECONDS_MAX = 2.0
@@ -53,9 +60,14 @@ class EventPublisher:
             logger.warning("an event of step %d is not on the bus yet: %s", event.step, error)
 
 
-def serve_engine(places: Places, job: str, node: str, bus: Bus) -> None:
-    """Run the engine of one node until SIGTERM; then what memory holds is brought to disk."""
-    _, options = read_job(places, job)
+def serve_engine(places: Places, job: str, node: str, bus: Bus, settings: Settings, guardian: int = 0) -> None:
+    """Run the engine of one node until SIGTERM; then what memory holds is brought to disk.
+
+    `guardian` is the process that starts the next engine if this one falls; 0: nobody knows.
+    """
+    raise_open_files_max()
+    spec, options = read_job(places, job)
+    ring, ring_off = ring_of(settings, node_names(spec, options))
     config = EngineConfig(
         job=job,
         node=node,
@@ -63,6 +75,17 @@ def serve_engine(places: Places, job: str, node: str, bus: Bus) -> None:
         directory=places.checkpoints(job),
         memory_bytes_max=options.memory_bytes_max,
         retention_steps=options.keep_complete,
+        keep_every_steps=settings.checkpoint.disk.keep_every_steps,
+        persist_bytes_per_second_max=settings.checkpoint.disk.bytes_per_second_max,
+        persist_io_class=settings.checkpoint.disk.io_priority,
+        deduplicate=settings.checkpoint.disk.deduplicate,
+        objects_url=settings.checkpoint.objects.url or "",
+        objects_retention_steps=settings.checkpoint.objects.keep_complete,
+        objects_bytes_per_second_max=settings.checkpoint.objects.bytes_per_second_max,
+        keeper_seconds_max=settings.checkpoint.keeper_seconds,
+        guardian=guardian,
+        ring=ring,
+        ring_off=ring_off,
     )
     producer = bus.producer()
     try:
@@ -70,6 +93,15 @@ def serve_engine(places: Places, job: str, node: str, bus: Bus) -> None:
     finally:
         producer.close()
         bus.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What became of one engine's memory. `reason` is empty where all of it is on disk."""
+
+    node: str
+    done: bool
+    reason: str
 
 
 class EngineCatalog:
@@ -95,6 +127,19 @@ class EngineCatalog:
             return
         add_rejection(self._places.checkpoints(job), Rejection(step, up_to_attempt, reason), Storage(), "recovery")
 
+    def mark_verified(self, job: str, step: int, attempt: int, reason: str) -> None:
+        """Say that training has proved a step good, to one engine or, where none answers, to the folder itself.
+        Idempotent; what is rejected stays rejected."""
+        for admin in self._admins(job):
+            try:
+                admin.mark_verified(step, attempt, reason)
+            except EngineUnavailable:
+                continue
+            return
+        directory = self._places.checkpoints(job)
+        if rejection_of(directory, step, attempt) is None:
+            add_verification(directory, Verification(step, attempt, reason), Storage(), "recovery")
+
     def statuses(self, job: str) -> list[EngineStatus]:
         """What the engines that answer hold."""
         statuses = []
@@ -105,6 +150,26 @@ class EngineCatalog:
                 logger.info("%s", error)
         return statuses
 
+    def drain(self, job: str, timeout_seconds: float) -> list[Drained]:
+        """Let every engine write what its memory holds, all at once, and wait. An engine that does not answer has
+        nothing in memory that we could save."""
+        admins = self._admins(job)
+        with ThreadPoolExecutor(max(len(admins), 1), "drain") as pool:
+            return list(pool.map(lambda admin: _drained(admin, timeout_seconds), admins))
+
+    def metrics(self, job: str) -> str:
+        """Prometheus' text of all engines of a job; `transom_ckpt_engine_up` is 0 where one does not answer."""
+        spec, options = read_job(self._places, job)
+        texts = []
+        for node in node_names(spec, options):
+            labels, up = {"job": job, "node": node}, 1
+            try:
+                texts.append(EngineAdmin(self._places.socket(job, node, "ckpt"), ADMIN_SECONDS_MAX).metrics())
+            except EngineUnavailable:
+                up = 0
+            texts.append(gauge("engine_up", "1 where the engine of a node answers", labels, up))
+        return merged(texts)
+
     def _admins(self, job: str) -> list[EngineAdmin]:
         try:
             spec, options = read_job(self._places, job)
@@ -112,3 +177,17 @@ class EngineCatalog:
             raise Unavailable(f"the job file of {job} cannot be read: {error}") from error
         sockets = [self._places.socket(job, node, "ckpt") for node in node_names(spec, options)]
         return [EngineAdmin(path, ADMIN_SECONDS_MAX) for path in sockets if path.exists()]
+
+
+def _drained(admin: EngineAdmin, timeout_seconds: float) -> Drained:
+    try:
+        node = admin.status().node
+    except EngineUnavailable as error:
+        return Drained("", False, str(error))
+    try:
+        if admin.persist_now(timeout_seconds):
+            return Drained(node, True, "")
+        reason = admin.status().persist_error
+    except EngineUnavailable as error:
+        return Drained(node, False, str(error))
+    return Drained(node, False, reason or f"not all was written within {timeout_seconds:g} s; wait longer")

@@ -8,29 +8,17 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ingest.bus import BusError
 from ingest.clock import Clock
+from pipelines.doctor_ckpt import examine_checkpoints
 from pipelines.extras import EXTRAS, is_there
+from pipelines.finding import Finding
 from pipelines.open_bus import open_bus
 from pipelines.settings import Settings, SettingsError
 
-Grade = Literal["ok", "note", "missing"]
-
 FREE_BYTES_MIN = 2 * 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at. `missing` makes the command fail; `note` only costs something."""
-
-    name: str
-    grade: Grade
-    text: str
-    mend: str = ""
 
 
 def examine(settings: Settings, clock: Clock) -> list[Finding]:
@@ -42,6 +30,7 @@ def examine(settings: Settings, clock: Clock) -> list[Finding]:
         lambda: _state_folder(settings),
         lambda: _bus(settings, clock),
         lambda: _services(settings),
+        lambda: examine_checkpoints(settings),
         _tools,
     )
     return [finding for check in checks for finding in check()]

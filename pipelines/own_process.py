@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "TRANSOM_PARENT_PID"  # set by Children: the process that must not outlive it
 NICE = 19
 GARBAGE_THRESHOLDS = (100_000, 50, 100)
+OPEN_FILES_MAX = 65_536
 
 
 def step_back(nice: int = NICE) -> None:
@@ -88,6 +90,14 @@ def stop_on_signal(also: Callable[[], None] | None = None) -> Stop:
     signal.signal(signal.SIGTERM, set_stop)
     signal.signal(signal.SIGINT, set_stop)
     return stop
+
+
+def raise_open_files_max() -> None:
+    """As many open files as this process may have: many hosts begin with 1,024 although far more are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def collect_garbage_seldom() -> None:

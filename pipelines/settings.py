@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pipelines.errors import StatedError
 
 DEFAULT_FILE = Path("transom.toml")
+RING_TOKEN_VARIABLE = "TRANSOM_RING_TOKEN"
 SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108; the file names below the folder need some of them
 Mode = Literal["observe", "approve", "auto"]
 
@@ -71,6 +72,9 @@ class DetectSettings(_Section):
         2.0, gt=0.0, description="no progress beside waiting peers before a hang is called"
     )
     hang_ceiling_seconds: float = Field(60.0, ge=10.0, description="no progress of any rank, nobody to blame")
+    start_ceiling_seconds: float = Field(
+        300.0, ge=10.0, description="the same before an attempt's first steps: loading and compiling take long"
+    )
     node_silent_seconds: float = Field(5.0, gt=0.0, description="a node silent for longer is lost")
     coalesce_seconds: float = Field(3.0, ge=0.0, description="wait for the root of a cascade")
     model: Path | None = Field(
@@ -111,9 +115,53 @@ class RecordSettings(_Section):
     token_file: Path | None = Field(None, description="file that holds the token of the TCP API")
 
 
+class RingSettings(_Section):
+    token_file: Path | None = Field(
+        None, description="file (0600) with the engines' token; without it, and TRANSOM_RING_TOKEN, there is no ring"
+    )
+    listen: str = Field("127.0.0.1", description="address on which a node's engine listens for the others")
+    port: int = Field(0, ge=0, le=65535, description="0: any free one, which the others read in the job's folder")
+    advertise: str | None = Field(None, description="address that others are told, where it is another one")
+    replication: int = Field(1, ge=1, le=16, description="nodes that hold a copy of each shard, beside its own")
+    peer_memory_bytes_max: int = Field(8 * 2**30, gt=0, description="hard cap of what one engine keeps for others")
+    bytes_per_second_max: int = Field(0, ge=0, description="of one engine's copies to others; 0: no limit")
+    groups: dict[str, str] = Field(
+        default_factory=dict, description="what fails together, by node: copies go to other groups where there are"
+    )
+    addresses: dict[str, str] = Field(
+        default_factory=dict, description="host:port by node, where the job's folder is not to tell it"
+    )
+    tls_certificate: Path | None = Field(None, description="PEM; with tls_key and tls_authority the ring speaks TLS")
+    tls_key: Path | None = Field(None, description="PEM, of the certificate")
+    tls_authority: Path | None = Field(None, description="PEM: who signs the engines' certificates")
+
+
+class DiskSettings(_Section):
+    keep_every_steps: int = Field(0, ge=0, description="steps whose number it divides are kept for ever; 0: none")
+    bytes_per_second_max: int = Field(0, ge=0, description="of one engine's writing to disk; 0: no limit")
+    io_priority: Literal["none", "best-effort", "idle"] = Field(
+        "best-effort", description="none, best-effort (its lowest level) or idle"
+    )
+    deduplicate: bool = Field(True, description="ranks with the same tensors (data-parallel replicas) share one file")
+
+
+class ObjectsSettings(_Section):
+    url: str | None = Field(
+        None, description="object store for complete checkpoints, as fsspec spells it; needs transom[objects]"
+    )
+    keep_complete: int = Field(3, ge=1, description="complete checkpoints kept there")
+    bytes_per_second_max: int = Field(0, ge=0, description="of one engine's copying to it; 0: no limit")
+
+
 class CheckpointSettings(_Section):
     keep_complete: int = Field(3, ge=1, description="complete checkpoints kept on disk")
     memory_bytes_max: int = Field(8 * 2**30, gt=0, description="hard cap of one node's engine")
+    keeper_seconds: float = Field(
+        600.0, ge=0.0, description="memory of an engine that died is held so long for the next one; 0: no keeper"
+    )
+    disk: DiskSettings = DiskSettings()
+    objects: ObjectsSettings = ObjectsSettings()
+    ring: RingSettings = RingSettings()
 
 
 class ConsoleSettings(_Section):
@@ -178,6 +226,11 @@ class Settings(BaseSettings):
                 "remove it or chmod it to 0700"
             )
         return folder
+
+
+def ring_token_given() -> str | None:
+    """The ring's token, where it is given by the environment and not by a file."""
+    return os.environ.get(RING_TOKEN_VARIABLE)
 
 
 def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:

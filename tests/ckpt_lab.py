@@ -195,11 +195,14 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from ckpt_engine.engine import Engine, EngineConfig
-socket, directory, log = sys.argv[1:4]
+socket, directory, log, keeper_seconds, *more = sys.argv[1:]
 file = open(log, "a", buffering=1)
 def tell(event):
     file.write(json.dumps([event.state, event.step, event.rank, event.tier, event.reason]) + "\\n")
-config = EngineConfig("job", "n0", Path(socket), Path(directory), retry_seconds_min=0.05, retry_seconds_max=0.1)
+config = EngineConfig(
+    "job", "n0", Path(socket), Path(directory), retry_seconds_min=0.05, retry_seconds_max=0.1,
+    keeper_seconds_max=float(keeper_seconds), **json.loads(*more or ["{}"]),
+)
 Engine(config, tell).run(lambda: print("ready", flush=True))
 """
 
@@ -207,9 +210,10 @@ Engine(config, tell).run(lambda: print("ready", flush=True))
 class EngineProcess:
     """An engine as a process of its own, to be killed."""
 
-    def __init__(self, folder: Path, *prefix: str) -> None:
+    def __init__(self, folder: Path, *prefix: str, keeper_seconds: float = 0.0, **config: Any) -> None:
         self.socket, self.directory, self.log = folder / "engine.sock", folder / "ck", folder / "events.jsonl"
-        command = [*prefix, sys.executable, "-c", PROGRAM, str(self.socket), str(self.directory), str(self.log)]
+        words = (self.socket, self.directory, self.log, keeper_seconds, json.dumps(config))
+        command = [*prefix, sys.executable, "-c", PROGRAM, *map(str, words)]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"

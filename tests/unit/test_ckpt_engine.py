@@ -19,7 +19,7 @@ from ckpt_engine.admin import EngineAdmin
 from ckpt_engine.engine import Engine, EngineConfig
 from ckpt_engine.errors import EngineRefused, EngineUnavailable
 from ckpt_engine.manifest import complete_steps
-from ckpt_engine.persist import NICENESS
+from ckpt_engine.priority import NICENESS
 from ckpt_engine.segment import SlotState, publish_state, read_state
 from ckpt_engine.storage import OutputFile, Storage
 from tests.ckpt_lab import (
@@ -80,9 +80,9 @@ def test_a_save_is_sealed_then_durable_then_complete(lab: Lab) -> None:
     rank.save(1, b"weights")
     assert rank.durable(1) == ""
     eventually(lambda: lab.told("complete", 1))
-    assert [event.state for event in lab.events] == ["sealed", "durable", "complete"]
-    assert [event.rank for event in lab.events] == [0, 0, -1]
-    assert lab.events[0].size_bytes == len(b"weights")
+    assert [event.state for event in lab.events] == ["registered", "sealed", "durable", "complete"]
+    assert [event.rank for event in lab.events] == [0, 0, 0, -1]
+    assert lab.events[1].size_bytes == len(b"weights")
     assert [record.step for record in complete_steps(lab.directory)] == [1]
     rank.close()
 
@@ -473,7 +473,7 @@ def test_memory_is_bounded_and_the_refusal_names_the_numbers(tmp_path: Path) -> 
     with engine_in_thread(tmp_path, memory_bytes_max=64 << 10) as lab:
         rank = RawRank(lab.socket)
         rank.save(1, bytes(10 << 10))
-        with pytest.raises(EngineRefused, match=r"of at most 65536 bytes are in use; raise memory_bytes_max"):
+        with pytest.raises(EngineRefused, match=r"may hold 65536 bytes, of which other slots use 0; raise memory_bytes_max"):
             rank.acquire(2, 60 << 10)
         assert lab.admin.status().memory_bytes <= 64 << 10
         assert rank.load(1)["tier"] == "memory", "the good slot is not given up for it"
@@ -481,7 +481,7 @@ def test_memory_is_bounded_and_the_refusal_names_the_numbers(tmp_path: Path) -> 
 
 
 def test_shards_of_ranks_that_moved_away_make_room(tmp_path: Path) -> None:
-    with engine_in_thread(tmp_path, memory_bytes_max=100 << 10) as lab:
+    with engine_in_thread(tmp_path, memory_bytes_max=150 << 10) as lab:
         moved = RawRank(lab.socket, rank=0, world_size=2)
         moved.save(1, bytes(20 << 10))
         assert moved.durable(1) == ""
@@ -756,4 +756,4 @@ def test_a_listener_that_raises_stops_nothing(tmp_path: Path, monkeypatch: pytes
     rank.close()
     engine.stop()
     thread.join(10)
-    assert len(reports) == 3
+    assert len(reports) == 4
