@@ -57,6 +57,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity | None = None
     advice: Advice | None = None
     first_bad_step: int | None = None
+    quiet_seconds: float | None = None  # over when it was not said again for so long; None: somebody ends it
 
 
 class Clue(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,7 +92,8 @@ class Roster(msgspec.Struct, kw_only=True):
     newest_step: int = -1
     newest_at: float = 0.0
     step_seconds: list[float] = []  # of the last steps, as the job's progress shows them
-    longest_step: float = 0.0
+    longest_step: float = 0.0  # of those in which no rank checkpointed, evaluated or warmed up
+    apart_at: float | None = None  # when a rank last entered or left such a phase
     trained_since: float | None = None  # when the first step of the attempt was told
     phase_seconds: dict[str, list[float]] = {}  # how long a rank was in a phase, of the last times
     clocks: Clocks = msgspec.field(default_factory=Clocks)
@@ -209,12 +210,6 @@ class Roster(msgspec.Struct, kw_only=True):
         rank.steps_done += len(message.steps)
         if message.steps and self.trained_since is None:
             self.trained_since = message.at
-        if message.step > self.newest_step:
-            if self.newest_step >= 0:
-                seconds = (message.at - self.newest_at) / (message.step - self.newest_step)
-                self.step_seconds = [*self.step_seconds[-63:], seconds]
-                self.longest_step = max(self.longest_step, seconds)
-            self.newest_step, self.newest_at = message.step, message.at
         if message.step != rank.step:
             self.moved_at = max(self.moved_at or message.at, message.at)
         if message.step != rank.step or message.phase != rank.phase:
@@ -237,9 +232,18 @@ class Roster(msgspec.Struct, kw_only=True):
         """A rank's GPU told how busy it is."""
         busy = message.columns.get("hw.gpu.utilization")
         if busy is None or not message.device.startswith("gpu"):
+        if message.step > self.newest_step:
+            if self.newest_step >= 0:
+                seconds = (message.at - self.newest_at) / (message.step - self.newest_step)
+                self.step_seconds = [*self.step_seconds[-63:], seconds]
+                if self.apart_at is None or self.apart_at < self.newest_at:  # such phases have ceilings of their own
+                    self.longest_step = max(self.longest_step, seconds)
+            self.newest_step, self.newest_at = message.step, message.at
             return
         power = message.columns.get("hw.gpu.power", (None,) * len(busy))
         patience = max(MOVING_SECONDS, 2.0 * self.median_step)
         for row, at in enumerate(message.sampled_at):
             moving = self.moved_at is not None and at - self.moved_at <= patience and rank.phase != "init"
             rank.gpu.sample(at, busy[row], power[row], moving=moving)
+        if phase in TIMED_PHASES or rank.phase in TIMED_PHASES:
+            self.apart_at = max(self.apart_at or at, at)

@@ -45,6 +45,7 @@ def detector_config(settings: Settings) -> DetectorConfig:
             base.liveness,
             frozen_seconds=chosen.hang_without_stop_seconds,
             ceiling_seconds=chosen.hang_ceiling_seconds,
+            startup_ceiling_seconds=chosen.start_ceiling_seconds,
             node_silent_seconds=chosen.node_silent_seconds,
         ),
         judge=replace(base.judge, root_wait_seconds=chosen.coalesce_seconds),

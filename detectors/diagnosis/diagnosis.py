@@ -143,9 +143,11 @@ class Diagnoser:
 def _conclude(sources: Sequence[Source], looked: Sequence[int]) -> Diagnosis:
     survived = [one for source in sources for one in source.survived.values()]
     pending: list[Sighting] = []
+    onward = _onward(sources)
+    attempt = max((source.speaker.attempt for source in sources if source.progress is not None), default=0)
     for source in sources:
         for one in source.pending.values():
-            if _survived_elsewhere(one, source, sources):
+            if source.speaker.attempt in range(1, attempt) or _survived_elsewhere(one, source, onward):
                 survived.append(Survived(one, one.count))
             else:
                 pending.append(one)
@@ -205,7 +207,7 @@ def _blame(
         if cause.symptom.group == "sufferer"
         else _shown(cause, ordered)
     )
-    others = [one for one in ordered if one not in same]
+    others = [one for one in ordered if one.weak or one.symptom.name != cause.symptom.name]
     beside = [(one, one.count) for one in others if one.symptom.group == "warning"]
     after_it = [(one, one.count) for one in others if one.symptom.group != "warning"]
     diagnosis = Diagnosis(
@@ -245,20 +247,33 @@ def _shown(cause: Sighting, ordered: Sequence[Sighting]) -> list[Sighting]:
     ]  # fmt: skip
 
 
-def _survived_elsewhere(one: Sighting, source: Source, sources: Sequence[Source]) -> bool:
-    """Another source tells that the job went on: a later attempt that trains, or steps at later times."""
-    attempt = source.speaker.attempt
-    for other in sources:
-        if other is source or other.progress is None:
-            continue
-        if attempt and other.speaker.attempt > attempt:
-            return True
-        if one.stamp is None or not one.own_stamp or one.stamp.uptime or not other.marks or attempt:
+def _onward(sources: Sequence[Source]) -> list[Source]:
+    """Sources with progress at known times, the one that went on longest first."""
+    timed = {source.order: stamp for source in sources if (stamp := _last_mark(source)) is not None}
+    year = max((stamp.year for stamp in timed.values()), default=0)
+    told = (source for source in sources if source.order in timed)
+    return sorted(told, key=lambda source: timed[source.order].in_year(year), reverse=True)
+
+
+def _last_mark(source: Source) -> Stamp | None:
+    """When a source that tells of steps at several times told so last."""
+    stamp = source.marks[-1].stamp if len(source.marks) > 1 else None
+    return None if stamp is None or stamp.uptime else stamp
+
+
+def _survived_elsewhere(one: Sighting, source: Source, onward: Sequence[Source]) -> bool:
+    """Another source tells that the job went on: steps at later times. (Nearly always the first one is asked.)"""
+    if one.stamp is None or not one.own_stamp or one.stamp.uptime or source.speaker.attempt:
+        return False
+    for other in onward:
+        last = other.marks[-1]
+        if _earlier(last.stamp, one.stamp):
+            return False
+        if other is source:
             continue
         before = [mark for mark in other.marks if _earlier(mark.stamp, one.stamp)]
-        last = other.marks[-1]
         reached = before[-1].place if before else other.marks[0].place
-        if not _earlier(last.stamp, one.stamp) and last.place >= reached + STEPS_AFTER and len(other.marks) > 1:
+        if last.place >= reached + STEPS_AFTER:
             return True
     return False
 

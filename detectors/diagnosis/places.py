@@ -69,7 +69,8 @@ SYSLOG = re.compile(
     r"^\[?(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d(?:\.\d+)?)"
 )
 UPTIME = re.compile(r"^\[\s*(\d+\.\d{3,6})\]")
-LEVEL = re.compile(r"(?:^|[\s\[(:|<-])(DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL)(?=[\s\]):|>-]|$)")
+# NCCL has no louder level than WARN
+LEVEL = re.compile(r"(?:^|[\s\[(:|<-])(DEBUG|INFO|NOTICE|WARNING|(?<!NCCL )WARN|ERROR|CRITICAL|FATAL)(?=[\s\]):|>-]|$)")
 STAMP_WITHIN_CHARACTERS = 100
 LEVEL_WITHIN_CHARACTERS = 90
 GLOG_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "fatal", "C": "critical"}
@@ -143,7 +144,7 @@ def listen(line: str) -> Said:
                 break
         else:
             break
-    return Said(line, _named_within(line).over(known), stamp, level)
+    return Said(line, _named_within(line, known).over(known), stamp, level)
 
 
 def stamp_of(line: str) -> Stamp | None:
@@ -186,14 +187,15 @@ def level_of(line: str) -> str:
     return ""
 
 
-def _named_within(line: str) -> Speaker:
-    """What the words themselves say of the speaker."""
+def _named_within(line: str, known: Speaker) -> Speaker:
+    """What the words themselves say of the speaker. The rank in `[PG ID 2 PG GUID 5 Rank 1]` counts within its process
+    group: a rank that is known from before the line is the better one."""
     if found := NCCL.match(line) or NCCL_SHORT.match(line):
         return Speaker(node=found.group(1), local=int(found.group(2)))
     if found := TASK.match(line):
         return Speaker(rank=int(found.group(2)), node=found.group(1))
     speaker = Speaker()
-    if "ank" in line and (found := WITHIN_RANK.search(line)):
+    if "ank" in line and (found := WITHIN_RANK.search(line)) and (found.group(1) is None or known.rank is None):
         speaker = Speaker(rank=int(next(group for group in found.groups() if group is not None)))
     if "local_rank" in line and (found := LOCAL_WORDS.search(line)):
         speaker = replace(speaker, local=int(found.group(1)))

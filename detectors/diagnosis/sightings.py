@@ -142,7 +142,7 @@ class Source:
         if self._buffer:
             self._read(bytes(self._buffer))
             self.lines += not self._buffer.endswith(b"\n")
-        self._buffer = bytearray()
+        self._buffer, self._shapes = bytearray(), {}
 
     def _take_block(self) -> None:
         """Cut at the first line's end behind a block's size; a line that has none by then is cut as it is."""

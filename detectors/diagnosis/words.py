@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from detectors.diagnosis.diagnosis import Diagnosis
 
 SAID_MAX = 3
+CLOCKS_SECONDS = 0.05  # in which two nodes' times tell no order
 
 
 def sentence(found: Diagnosis, cause: Sighting | None, behind: Behind | None, reporters: int = 0) -> str:
@@ -45,9 +46,19 @@ def confidence_of(found: Diagnosis, cause: Sighting, ordered: Sequence[Sighting]
     rivals = {
         one.symptom.name for one in ordered
         if one.symptom.group in ("kernel", "scheduler", "program", "user") and one.symptom.name != cause.symptom.name
-        and not one.weak and (one.source_order != cause.source_order and (one.at is None or cause.at is None))
+        and not one.weak and _in_no_order(one, cause)
     }  # fmt: skip
     return round(sure / (1 + 0.5 * len(rivals)), 2)
+
+
+def _in_no_order(one: Sighting, cause: Sighting) -> bool:
+    """Two sources whose times, if they are known, lie no further apart than clocks of two nodes do."""
+    if one.source_order == cause.source_order:
+        return False
+    if one.at is None or cause.at is None:
+        return True
+    one_clock = one.speaker.node != "" and one.speaker.node == cause.speaker.node
+    return not one_clock and abs(one.at - cause.at) < CLOCKS_SECONDS
 
 
 def _subject(found: Diagnosis, cause: Sighting) -> str:

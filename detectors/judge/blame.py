@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from detectors.clues import Clue
+from detectors.culprits import names_of, whom
 from detectors.judge.foregoing import Foregoing, explain
 from detectors.roster import Roster
 from detectors.verdict import Advice, Culprit, Evidence, FaultClass, Severity, Verdict
@@ -19,6 +20,8 @@ from detectors.verdict import Advice, Culprit, Evidence, FaultClass, Severity, V
 EXPLAIN_BEFORE_SECONDS = 120.0
 EXPLAIN_AFTER_SECONDS = 120.0
 TOGETHER_SECONDS = 1.0  # roots of several ranks this close together are one blow
+SURVIVED_STEPS = 2  # of all ranks of a node, after what its kernel said
+NODE_CONFIDENCE = 0.9  # of a node that several of its ranks stand for
 
 CLASS_TABLE: Mapping[FaultClass, tuple[Severity, Advice]] = {
     "straggler": ("warning", "notify"),
@@ -98,7 +101,7 @@ def choose(clues: Sequence[Clue], roster: Roster, before: Sequence[Verdict] = ()
     assert clues, "stacks alone break nothing"
     roots = sorted((clue for clue in clues if clue.role == "root"), key=lambda clue: _order(clue, roster))
     dead = {clue.rank: clue for clue in clues if clue.kind == "exit"}
-    roots = [clue for clue in roots if not _explains_nothing(clue, dead)]
+    roots = [clue for clue in roots if not _explains_nothing(clue, dead) and not _survived(clue, roster)]
     if not roots:
         return _without_root(clues, roster, pointing)
     first, rivals = _first(roots, roster)
@@ -116,8 +119,8 @@ def choose(clues: Sequence[Clue], roster: Roster, before: Sequence[Verdict] = ()
         (clue for clue in clues if clue.role in ("cascade", "weak")), key=lambda clue: _order(clue, roster)
     )
     evidence = _evidence([lead, *others, *suffering[:2]])
-    victims = max(0, roster.size - len(_ranks(culprits, roster)))
-    if not culprits and lead.fault_class == "user_error" and not rivals:
+    victims = max(0, roster.size - len(ranks_of(culprits, roster)))
+    if not culprits and together and not rivals:
         victims = 0  # all of them did it
     blame = Blame(
         lead=lead, fault_class=lead.fault_class, severity=lead.severity or table_severity,
@@ -140,7 +143,7 @@ def _after(blame: Blame, before: Sequence[Verdict], roster: Roster) -> Blame:
         blame, fault_class=foregoing.fault_class or blame.fault_class, severity=severity,
         advice=foregoing.advice or advice, culprits=foregoing.culprits,
         summary=f"{blame.summary} {foregoing.sentence}", evidence=(*blame.evidence[:1], *foregoing.evidence,
-        *blame.evidence[1:]), victims=max(0, roster.size - len(_ranks(foregoing.culprits, roster))),
+        *blame.evidence[1:]), victims=max(0, roster.size - len(ranks_of(foregoing.culprits, roster))),
     )  # fmt: skip
 
 
@@ -155,12 +158,12 @@ def _pointed(lead: Clue, pointing: Sequence[Clue], roster: Roster, before: Seque
     summary = lead.summary
     if theirs:
         step = f" in step {lead.step}" if lead.step is not None else ""
-        summary = f"The job hangs{step} because of {_names(culprits)}: {best.summary}."
+        summary = f"The job hangs{step} because of {names_of(culprits)}: {best.summary}."
     elif not culprits:
         summary = f"{lead.summary.rstrip('.')}: {best.summary}."
     blame = Blame(
         lead=lead, fault_class=lead.fault_class, severity=lead.severity or severity, advice=lead.advice or advice,
-        culprits=culprits, victims=max(0, roster.size - len(_ranks(culprits, roster))), summary=summary,
+        culprits=culprits, victims=max(0, roster.size - len(ranks_of(culprits, roster))), summary=summary,
         evidence=_evidence([_shortened(lead), *pointing]), detector="liveness", confirmed=False, pointed=True,
     )  # fmt: skip
     return _after(blame, before, roster)
@@ -173,13 +176,6 @@ def _shortened(clue: Clue) -> Clue:
 
 def _sure(clue: Clue) -> float:
     return max((culprit.confidence for culprit in clue.culprits or ()), default=0.0)
-
-
-def _names(culprits: Sequence[Culprit]) -> str:
-    return " and ".join(
-        f"rank {culprit.rank} on {culprit.node}" if culprit.rank is not None else f"node {culprit.node}"
-        for culprit in culprits[:4]
-    )
 
 
 def weight(clue: Clue) -> float:
@@ -248,6 +244,14 @@ def _explains_nothing(clue: Clue, dead: Mapping[int | None, Clue]) -> bool:
     return end is not None and end.signal is not None and end.role == "root" and clue.fault_class not in EXPLAINS_SIGNAL
 
 
+def _survived(clue: Clue, roster: Roster) -> bool:
+    """A kernel's line after which all ranks of its node went on: no cause, though it may explain an end on its node."""
+    if clue.kind not in LINES or clue.alone or clue.rank is not None or clue.step is None:
+        return False
+    ranks = roster.ranks_of(clue.node or "")
+    return bool(ranks) and min(rank.step for rank in ranks) >= clue.step + SURVIVED_STEPS
+
+
 def _explanation(first: Clue, clues: Sequence[Clue], roster: Roster) -> Clue | None:
     """The earliest line that says why `first` happened: of the same rank, or of its node's kernel."""
     if first.kind not in ("exit", "node"):
@@ -262,8 +266,9 @@ def _explanation(first: Clue, clues: Sequence[Clue], roster: Roster) -> Clue | N
         and (clue.rank == first.rank if clue.rank is not None else clue.node == first.node)
         and (first.signal is None or clue.fault_class in EXPLAINS_SIGNAL)
         and (first.kind != "node" or clue.fault_class in EXPLAINS_SIGNAL)
+        and not (first.kind == "exit" and first.signal is None and _survived(clue, roster))
     ]
-    return min(found, key=lambda clue: _order(clue, roster)) if found else None
+    return min(found, key=lambda clue: (_survived(clue, roster), _order(clue, roster))) if found else None
 
 
 def _culprits(lead: Clue, roots: Sequence[Clue], roster: Roster) -> tuple[tuple[Culprit, ...], list[Clue]]:
@@ -276,17 +281,19 @@ def _culprits(lead: Clue, roots: Sequence[Clue], roster: Roster) -> tuple[tuple[
         clue
         for clue in roots
         if clue is not lead and clue.kind == "exit" and clue.rank != lead.rank
-        and clue.fault_class == lead.fault_class and clue.at <= lead.at + TOGETHER_SECONDS
+        and clue.fault_class == lead.fault_class and _when(clue, roster) <= _when(lead, roster) + TOGETHER_SECONDS
     ]  # fmt: skip
     ranks = sorted({lead.rank, *(clue.rank for clue in together if clue.rank is not None)})
-    if lead.fault_class == "user_error" and len(ranks) > 1 and len(ranks) >= roster.size:
+    several = len({rank.node for rank in roster.ranks.values()}) > 1
+    if len(ranks) > 1 and len(ranks) >= roster.size and (several or lead.fault_class == "user_error"):
         return (), together
-    nodes = {roster.node_of(rank) for rank in ranks}
-    if len(ranks) > 1 and len(nodes) == 1 and len({rank.node for rank in roster.ranks.values()}) > 1:
-        return (Culprit(node=lead.node, confidence=0.9),), together
-    if lead.fault_class == "user_error":
+    named = tuple(
+        msgspec.structs.replace(culprit, confidence=NODE_CONFIDENCE) if culprit.rank is None else culprit
+        for culprit in whom(ranks, roster, 1.0)
+    )
+    if lead.fault_class == "user_error" and len(named) > 1:
         return (Culprit(rank=lead.rank, node=lead.node),), together
-    return tuple(Culprit(rank=rank, node=roster.node_of(rank)) for rank in ranks), together
+    return named, together
 
 
 def _summary(
@@ -299,6 +306,8 @@ def _summary(
             str(rank) for rank in sorted({clue.rank for clue in (lead, *together) if clue.rank is not None})
         )
         return f"Ranks {ranks}, all on {culprits[0].node}, were lost together: {lead.summary}"
+    if together and len(culprits) > 1:
+        return f"{lead.summary} Within a second failed: {names_of(culprits)}."
     if lead.kind == "log" and end is not None and end.role == "root" and end.fault_class == lead.fault_class:
         return end.summary
     if lead is not first and first.kind == "exit":
@@ -319,13 +328,13 @@ def _without_root(clues: Sequence[Clue], roster: Roster, pointing: Sequence[Clue
     lead = pool[0]
     fault_class: FaultClass = "rank_lost" if weak and lead.signal is not None else "unknown"
     severity, advice = CLASS_TABLE[fault_class]
-    culprits = (Culprit(rank=lead.rank, node=lead.node, confidence=0.5),) if weak and lead.rank is not None else ()
+    rivals = [clue for clue in weak[1:] if clue.node != lead.node and _tied(lead, clue, roster)]
+    known = weak and lead.rank is not None and not rivals
+    culprits = (Culprit(rank=lead.rank, node=lead.node, confidence=0.5),) if known else ()
     ranks = sorted({clue.rank for clue in ends if clue.rank is not None})
-    summary = (
-        lead.summary
-        if weak
-        else f"{len(ranks)} of {roster.size} ranks lost their peers and nobody has said why: the cause is unknown."
-    )
+    summary = f"{len(ranks)} of {roster.size} ranks lost their peers and nobody has said why: the cause is unknown."
+    if weak:
+        summary = f"{lead.summary} {_rivals_words(lead, rivals)}" if rivals else lead.summary
     return Blame(
         lead=lead, fault_class=fault_class, severity=severity, advice=advice, culprits=culprits,
         victims=max(0, roster.size - len(culprits)), summary=summary, evidence=_evidence(pool[:4]),
@@ -339,20 +348,26 @@ def _timed_out(clues: Sequence[Clue], timed_out: set[int | None], roster: Roster
     severity, advice = CLASS_TABLE["collective_timeout"]
     ended = {clue.rank for clue in clues if clue.kind == "exit"}
     missing = [rank for rank in roster.ranks.values() if rank.rank not in timed_out | ended and not rank.finished]
+    if 2 * len(missing) >= roster.size or 2 * len(timed_out) < roster.size:
+        missing = []  # those who waited have not all said so yet
     best = pointing[0] if pointing else None
+    alone = missing[0].rank if len(missing) == 1 else None  # outranks the numbers of those who spoke
+    named = best.culprits if best is not None else None
+    if best is not None and best.kind == "sequence" and alone is not None:
+        named = named if named and alone in ranks_of(named, roster) else None
     told = f"{len(timed_out)} of {roster.size} ranks waited for a collective until it timed out"
     culprits: tuple[Culprit, ...] = ()
-    if best is not None and best.culprits:
-        culprits, summary = best.culprits, f"{told}: {best.summary}."
-    elif missing and 2 * len(missing) < roster.size and 2 * len(timed_out) >= roster.size:
+    if best is not None and named:
+        culprits, summary = named, f"{told}: {best.summary}."
+    elif missing:
         share = min(0.5, round(1.0 / len(missing), 3))
-        culprits = tuple(Culprit(rank=rank.rank, node=rank.node, confidence=share) for rank in missing[:8])
-        summary = f"{told}; {_names(culprits)} said nothing, so the others may have waited for it."
+        culprits = whom((rank.rank for rank in missing), roster, share)
+        summary = f"{told}; {names_of(culprits)} said nothing, so the others may have waited for it."
     else:
         summary = f"{told}; who did not come is unknown."
     return Blame(
         lead=lead, fault_class="collective_timeout", severity=severity, advice=advice, culprits=culprits,
-        victims=max(0, roster.size - len(_ranks(culprits, roster))), summary=summary,
+        victims=max(0, roster.size - len(ranks_of(culprits, roster))), summary=summary,
         evidence=_evidence([*pointing, *clues[:4]]), detector=f"rules/{lead.rule}" if lead.rule else "liveness",
         confirmed=False, pointed=bool(pointing),
     )  # fmt: skip
@@ -365,7 +380,8 @@ def _evidence(clues: Sequence[Clue]) -> tuple[Evidence, ...]:
     return tuple(seen)
 
 
-def _ranks(culprits: tuple[Culprit, ...], roster: Roster) -> set[int]:
+def ranks_of(culprits: Sequence[Culprit], roster: Roster) -> set[int]:
+    """Everybody who is blamed, a node being all its ranks."""
     blamed: set[int] = set()
     for culprit in culprits:
         if culprit.rank is not None:

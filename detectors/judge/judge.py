@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from detectors.clues import Clue, Condition
-from detectors.judge.blame import CLASS_TABLE, LINES, POINTING, Blame, choose
+from detectors.judge.blame import CLASS_TABLE, LINES, POINTING, Blame, choose, ranks_of
 from detectors.judge.foregoing import BEFORE_SECONDS, slowed_by
 from detectors.roster import Roster
 from detectors.verdict import Verdict
@@ -52,6 +52,7 @@ class _State(msgspec.Struct):
     reopened: dict[str, list[float]] = {}  # when a condition came back
     ending: dict[str, float] = {}  # conditions that come and go: quiet since
     ids: list[str] = []
+    until: dict[str, float] = {}  # conditions that nobody ends: when they are over, unless they are said again
     over: bool = False
 
 
@@ -115,7 +116,7 @@ class Judge:
         self._forget_survived(roster, now)
         verdicts: list[Verdict] = []
         for clue in sorted(clues, key=lambda clue: (clue.at, -1 if clue.rank is None else clue.rank)):
-            if self._absorbed(clue):
+            if self._absorbed(clue, roster):
                 continue
             self._part(clue)
             if state.fatal is not None:
@@ -140,6 +141,8 @@ class Judge:
         severity, advice = CLASS_TABLE[condition.fault_class]
         cause = slowed_by(condition, list(state.conditions.values()))
         if cause is not None:
+        if condition.quiet_seconds is not None:
+            state.until[condition.key] = now + condition.quiet_seconds
             condition = msgspec.structs.replace(
                 condition, summary=f"{condition.summary} The cause may be: {cause.summary}",
                 evidence=(*condition.evidence[: EVIDENCE_MAX - 1], *cause.evidence[:1]),
@@ -184,8 +187,9 @@ class Judge:
         state, wait = self._state, self.config.reopen_seconds
         if state.closed:
             state.closed = {key: verdict for key, verdict in state.closed.items() if now - verdict.at <= wait}
-        quiet = sorted(key for key, since in state.ending.items() if now - since > wait) if state.ending else []
-        return [self._close(now, key) for key in quiet]
+        quiet = {key for key, since in state.ending.items() if now - since > wait}
+        quiet |= {key for key, until in state.until.items() if now > until}
+        return [self._close(now, key) for key in sorted(quiet)]
 
     def _close(self, now: float, key: str) -> Verdict:
         state = self._state
@@ -195,6 +199,7 @@ class Judge:
 
     def recovered(self, now: float) -> list[Verdict]:
         """The hang or the silence is over: the job moves again, the launchers speak again."""
+        state.until.pop(key, None)
         fatal = self._state.fatal
         if fatal is None:
             return []
@@ -226,13 +231,17 @@ class Judge:
         judge._state = msgspec.convert(state, _State, strict=False)
         return judge
 
-    def _absorbed(self, clue: Clue) -> bool:
-        """What an open incident explains by itself: ends after a hang, silence after a loss."""
+    def _absorbed(self, clue: Clue, roster: Roster) -> bool:
+        """What an open incident explains by itself: ends after a hang, silence after a loss; of a settled hang only
+        that more ranks than it names hang is news."""
         fatal = self._state.fatal
         if fatal is None:
             return False
         if fatal.verdict.settled and fatal.kind == "hang":
-            return clue.kind not in (*POINTING, "hang") or (clue.kind == "hang" and clue.settled)
+            if clue.kind == "hang":
+                named = ranks_of(fatal.verdict.culprits, roster)
+                return not (clue.settled and named < ranks_of(clue.culprits or (), roster))
+            return clue.kind not in POINTING
         if clue.kind == "hang" and fatal.kind != "hang":
             return not self._apart(fatal, clue)
         return False
@@ -314,7 +323,7 @@ class Judge:
             return True
         if _newly_pointed(blame, fatal.verdict):
             return True
-        return now <= fatal.settled_at + self.config.join_seconds and len(fatal.clues) > 1
+        return now <= fatal.settled_at + self.config.join_seconds
 
     def _before(self, now: float) -> list[Verdict]:
         """Conditions that are open, or were a short time ago."""

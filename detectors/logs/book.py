@@ -10,7 +10,7 @@ from detectors.clues import Clue, Condition, Place, Role, source_of
 from detectors.logs.memory import LogMemory
 from detectors.logs.progress_lines import parse_progress
 from detectors.logs.rule_book import TRACEBACK, Hit, RuleBook, is_handled, strip_prefixes
-from detectors.logs.storms import STORM_LINES_MAX, Folded, LogStorms
+from detectors.logs.storms import STORM_LINES_MAX, STORM_SECONDS, Folded, LogStorms
 from detectors.roster import Roster
 from detectors.verdict import Advice, Culprit, Evidence, Verdict
 from ingest.events import Logs
@@ -21,6 +21,7 @@ ANNOUNCEMENTS_MAX = 1_024
 TEXT_CHARACTERS_MAX = 400
 STEPS_MAX = 4_096  # ranks whose steps are known from their lines alone
 GOES_ON = ("retry", "again", "ignor", "skip", "handled", "attempt", "continu", "fall")
+WARNING_SECONDS = 3_600.0  # after its last line a warning is over
 AGAIN_KINDS = ("xid_app", "gpu_ecc_contained")  # the first asks for little, the second for the node
 
 
@@ -138,16 +139,12 @@ class LogBook:
             summary=f"Node {message.node} said more than {STORM_LINES_MAX} times in an hour{device}: "
             f"{hit.line.strip()[:TEXT_CHARACTERS_MAX]}",
             evidence=(_evidence(hit, message, place, at, message.rank if message.rank >= 0 else None, None),),
-            detector=f"rules/{hit.rule.id}",
+            detector=f"rules/{hit.rule.id}", quiet_seconds=STORM_SECONDS,
         )  # fmt: skip
 
     def _clue(self, hit: Hit, message: Logs, place: Place | None, at: float, roster: Roster, told: Folded) -> Clue:
         rule, rank = hit.rule, message.rank if message.rank >= 0 else _rank_of(hit, message.node, roster)
         where = f"Rank {message.rank} on {message.node}" if message.rank >= 0 else f"Node {message.node}"
-        state = roster.ranks.get(rank) if rank is not None else None
-        step = (
-            state.step if state is not None and state.step >= 0 else self._state.steps.get(-1 if rank is None else rank)
-        )
         role: Role = "root" if rule.role == "root" else "confirm" if rule.role == "confirm" else "cascade"
         # a kernel line is about its node unless it names the process of a rank
         about = message.rank if message.rank >= 0 else rank if hit.pid is not None and not hit.pci else None
@@ -156,8 +153,15 @@ class LogBook:
             kind="log", role=role, fault_class=rule.fault_class, at=at, rank=about, node=message.node,
             source=source_of(message, place), evidence=(_evidence(hit, message, place, at, rank, told),),
             summary=f"{where} said{more}: {hit.line.strip()[:TEXT_CHARACTERS_MAX]}", rule=rule.id,
-            severity=rule.severity, advice=advice, alone=rule.alone and role == "root", step=step, culprits=culprits,
+            severity=rule.severity, advice=advice, alone=rule.alone and role == "root", culprits=culprits,
+            step=self._step_of(rank, message.node, roster),
         )  # fmt: skip
+
+    def _step_of(self, rank: int | None, node: str, roster: Roster) -> int | None:
+        """The step that a rank is in; of a whole node the one that all its ranks have reached."""
+        ranks = roster.ranks_of(node) if rank is None else [roster.ranks[rank]] if rank in roster.ranks else []
+        reached = min((known.step for known in ranks if known.step >= 0), default=None)
+        return reached if reached is not None else self._state.steps.get(-1 if rank is None else rank)
 
     def _again(self, hit: Hit, node: str, at: float) -> tuple[Advice, tuple[Culprit, ...] | None, str]:
         """(advice, culprits, words): what would be the program's fault is the GPU's where it alone has it twice."""
@@ -177,6 +181,7 @@ def _warning(hit: Hit, message: Logs, place: Place | None, at: float, told: Fold
         summary=f"Node {message.node} said: {hit.line.strip()[:TEXT_CHARACTERS_MAX]}",
         evidence=(_evidence(hit, message, place, at, rank, told),), source=source_of(message, place),
         detector=f"rules/{hit.rule.id}", severity=hit.rule.severity, advice=hit.rule.advice,
+        quiet_seconds=WARNING_SECONDS,
     )  # fmt: skip
 
 
@@ -196,8 +201,16 @@ def _evidence(
 def _rank_of(hit: Hit, node: str, roster: Roster) -> int | None:
     """The rank on `node` whose device or process the line names."""
     for rank in roster.ranks_of(node):
-        if hit.pci and rank.pci_address and hit.pci[-5:] in rank.pci_address.lower():
+        if hit.pci and rank.pci_address and _one_device(hit.pci, rank.pci_address):
             return rank.rank
         if hit.pid is not None and rank.pid == hit.pid:
             return rank.rank
     return None
+
+
+def _one_device(pci: str, address: str) -> bool:
+    """`0000:3b:00` and `00000000:3B:00.0` are one; the domain counts where it is told, for a node may have a GPU at
+    01:00 of each of its domains."""
+    ours, theirs = (name.lower().partition(".")[0].split(":") for name in (pci, address))
+    domains = [name[0].lstrip("0") for name in (ours, theirs) if len(name) == 3]
+    return ours[-2:] == theirs[-2:] and len(set(domains)) <= 1

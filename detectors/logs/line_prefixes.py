@@ -29,7 +29,8 @@ _PARTS = (
     r"kernel:\s",
     r"[a-z][\w.-]{0,60}-\d+\s*\|\s",  # docker compose, stern
     r"\d{1,3}(?:\.\d{1,3}){3}:\s",  # pdsh
-    r"(?=[a-z.-]{0,40}\d)[a-z][a-z0-9.-]{1,60}:\s",  # pdsh: node-01:
+    # pdsh: node-01: - and not the device of which a kernel speaks: ata1.00:, eth0:
+    r"(?!(?:ata|bond|dm-|en[ops]|eth|ib|md|nvme|sd|usb|wl)\d)(?=[a-z.-]{0,40}\d)[a-z][a-z0-9.-]{1,60}:\s",
     r"\|\s",
     r"[EF]\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?\s+(?:\d+ )?[\w./-]+:\d+\]\s?",  # glog
     r"(?:ERROR|CRITICAL|FATAL):[\w.-]*:",  # logging.basicConfig

@@ -31,6 +31,10 @@ HEAD = re.compile(
     r")", re.ASCII,
 )  # fmt: skip
 LOSS_NEAR = re.compile(r"\bloss\b|_loss\b|grad_norm|grad norm|tokens?[/_]s|it/s|samples?[/_]s|\bppl\b|\blr\b")
+# Somebody has failed in a step, or at saving: that is no line of progress and no ordinary life.
+TROUBLE = re.compile(
+    r"\b[A-Z]\w{0,60}(?:Error|Exception)\b|\b[Ff]ailed\b|\berror:|\[Errno |\bout of memory\b|\bcorrupt"
+)
 BAR_END = re.compile(r"\[[^\[\]]{0,400}\]")
 BAD_LOSS = re.compile(
     r"(?:^|[\s{|,'\"/\[(])[a-z_/]{0,40}?(?:loss)[a-z_0-9]{0,20}['\"]?\s*[:=]?\s*['\"]?(?:tensor\()?"
@@ -88,7 +92,9 @@ def read_bar(text: str) -> Bar | None:
     head = HEAD.match(text)
     if head is None:
         return None
-    if head.lastgroup == "plain" and LOSS_NEAR.search(text, head.end(), head.end() + 300) is None:
+    if head.lastgroup == "plain" and (
+        LOSS_NEAR.search(text, head.end(), head.end() + 300) is None or TROUBLE.search(text) is not None
+    ):
         return None
     rest_at = -1
     if head.lastgroup == "bar":
@@ -264,4 +270,5 @@ def parse_lifecycle(text: str) -> Lifecycle | None:
 def is_lifecycle(text: str) -> bool:
     """Whether a line tells of the job's ordinary life: such lines are consumed, no rule sees them."""
     life = parse_lifecycle(text)
-    return life is not None and life.what not in ("world_size", "workers_failed")
+    ordinary = life is not None and life.what not in ("world_size", "workers_failed")
+    return ordinary and TROUBLE.search(text) is None

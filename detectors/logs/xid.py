@@ -25,7 +25,7 @@ LINE = re.compile(
 )  # fmt: skip
 SUB_CODE = re.compile(r"(?P<name>[A-Z][A-Z0-9_]{2,40}) (?P<word>Fatal|Nonfatal)\b", re.ASCII)
 WORD = re.compile(r"\b(Fatal|Nonfatal|Non-fatal)\b", re.ASCII)
-RECOVERY_ACTION = re.compile(r"changed from .* to .*\((?P<action>[^()]*)\)", re.ASCII)
+RECOVERY_ACTION = re.compile(r"changed from .{0,80} to .{0,80}\((?P<action>[^()]{0,80})\)", re.ASCII)
 
 
 class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

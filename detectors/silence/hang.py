@@ -5,12 +5,22 @@ from __future__ import annotations
 import msgspec
 
 from detectors.clues import Clue, Condition, Source
+from detectors.culprits import names_of, whom
 from detectors.roster import RankState, Roster
 from detectors.silence.liveness import STOPPED, LivenessConfig
 from detectors.verdict import Culprit, Evidence
 
 SPINS_MIN = 2  # samples of a GPU in a row
+FIRST_STEPS = 3  # of an attempt: they may compile, and nobody knows yet how long a step takes
+WORKING = ("train", "collective")
 STEPS_AHEAD = 3  # of a stopped rank: nobody waits for it
+# Why a hang is one rank's, and why it is several ranks'.
+REASONS = {
+    "stopped": ("its process is stopped", "their processes are stopped"),
+    "silent": ("it sends no heartbeats while its peers wait for it", "they send no heartbeats while their peers wait"),
+    "odd": ("its peers wait for it", "their peers wait for them"),
+    "spinning": ("its GPU has nothing to do while its peers' wait", "their GPUs have nothing to do while others' wait"),
+}  # fmt: skip
 
 
 def look_for_hang(now: float, roster: Roster, config: LivenessConfig) -> Clue | None:
@@ -32,7 +42,7 @@ def look_for_hang(now: float, roster: Roster, config: LivenessConfig) -> Clue | 
             return _hang(now, roster, stopped, "stopped", settled=True)
     if still < max(config.frozen_seconds, config.frozen_steps * median_step):
         return None
-    spinning = _spinning(now, live, config)
+    spinning = _spinning(now, live, config) if still >= roster.longest_step else None
     if spinning is not None:
         return _spun(now, roster, live, spinning)
     silent = _silent(now, roster, live, config)
@@ -86,7 +96,10 @@ def look_for_stopped(now: float, roster: Roster, config: LivenessConfig, open_ke
 
 def _spinning(now: float, live: list[RankState], config: LivenessConfig) -> list[RankState] | None:
     """Ranks whose GPU is busy at a fraction of its usual power, where that is at least half of the ranks: kernels
-    that wait for somebody. None where the GPUs say nothing of the kind."""
+    that wait for somebody. None where the GPUs say nothing of the kind, and where it is known for what they wait:
+    for a rank that checkpoints or evaluates."""
+    if any(rank.phase not in WORKING for rank in live):
+        return None
     spinning = [
         rank
         for rank in live
@@ -94,7 +107,6 @@ def _spinning(now: float, live: list[RankState], config: LivenessConfig) -> list
         and rank.gpu.spins >= SPINS_MIN
         and rank.gpu.seen_at is not None
         and now - rank.gpu.seen_at <= config.gpu_fresh_seconds
-        and rank.phase in ("train", "collective")
     ]
     return spinning if spinning and 2 * len(spinning) >= len(live) else None
 
@@ -127,7 +139,7 @@ def _silent(now: float, roster: Roster, live: list[RankState], config: LivenessC
         if rank.heard_at is None or now - rank.heard_at <= config.heartbeat_old_seconds:
             continue
         speaks = node.heard_at is not None and now - node.heard_at <= config.heartbeat_fresh_seconds
-        if speaks and rank.phase in ("train", "collective"):
+        if speaks and rank.phase in WORKING:
             silent.append(rank)
     fresh = [
         rank for rank in live if rank.heard_at is not None and now - rank.heard_at <= config.heartbeat_fresh_seconds
@@ -136,25 +148,31 @@ def _silent(now: float, roster: Roster, live: list[RankState], config: LivenessC
 
 
 def _odd(live: list[RankState]) -> list[RankState]:
-    """The one rank that is behind all others, or the one that is not in the collective with them."""
+    """The one rank (or the ranks of one node) behind all others, else the one that is not in the collective with them:
+    never the larger side."""
     if len(live) < 2:
         return []
     behind = [rank for rank in live if rank.step < max(other.step for other in live)]
-    if len(behind) == 1:
-        return behind
     away = [rank for rank in live if rank.phase != "collective"]
-    return away if not behind and len(away) == 1 else []
+    odd = behind or away
+    one_node = len({rank.node for rank in odd}) == 1 and 2 * len(odd) < len(live)
+    return odd if len(odd) == 1 or one_node else []
 
 
 def _ceiling(live: list[RankState], roster: Roster, config: LivenessConfig) -> float:
     """The longest that any rank's phase may stand still."""
     seconds = max(_ceiling_of(rank.phase, roster, config) for rank in live)
+    if len(roster.step_seconds) < FIRST_STEPS:
+        seconds = max(seconds, config.startup_ceiling_seconds)
+    done = any(rank.finished or rank.exit_code == 0 for rank in roster.ranks.values())
+    if done and not any(rank.phase == "collective" for rank in live):
+        seconds = max(seconds, config.long_ceiling_seconds)  # nobody waits: who is left writes the result, perhaps
     return max(seconds, config.ceiling_steps * roster.median_step, config.ceiling_longest * roster.longest_step)
 
 
 def _ceiling_of(phase: str, roster: Roster, config: LivenessConfig) -> float:
     """A checkpoint or an evaluation may take three times what such ones took, and ten minutes at least."""
-    if phase in ("train", "collective"):
+    if phase in WORKING:
         return config.ceiling_seconds
     if phase in ("checkpoint", "eval"):
         return max(config.long_ceiling_seconds, config.ceiling_longest * roster.phase_p99(phase))
@@ -179,27 +197,24 @@ def _hang(now: float, roster: Roster, ranks: list[RankState], how: str, *, settl
     )  # fmt: skip
     evidence = tuple(_hang_evidence(now, roster, rank, how) for rank in (ranks or [witness])[:4])
     confidence = {"stopped": 1.0, "silent": 0.95, "odd": 0.7, "spinning": 0.6}.get(how, 1.0)
-    nodes = {rank.node for rank in ranks}
-    whole = len(ranks) > 1 and len(nodes) == 1 and len(ranks) == len(roster.ranks_of(ranks[0].node))
-    if whole and len(roster.nodes) > 1:
-        culprits: tuple[Culprit, ...] = (Culprit(node=ranks[0].node, confidence=confidence),)
-        who = f"All ranks on {ranks[0].node} hang"
-    else:
-        culprits = tuple(Culprit(rank=rank.rank, node=rank.node, confidence=confidence) for rank in ranks)
-        who = " and ".join(f"Rank {rank.rank} on {rank.node}" for rank in ranks[:4]) + " hang" + "s" * (len(ranks) == 1)
+    culprits = whom((rank.rank for rank in ranks), roster, confidence, whole=True)
     step = max((rank.step for rank in roster.live()), default=-1)
-    reason = {
-        "stopped": "its process is stopped", "silent": "it sends no heartbeats while its peers wait for it",
-        "odd": "its peers wait for it", "spinning": "its GPU has nothing to do while its peers' wait",
-    }.get(how, "")  # fmt: skip
-    summary = (
-        f"{who} in step {step}: {reason}." if ranks else f"All ranks stand still in step {step}; nobody stands out."
-    )
+    summary = f"All ranks stand still in step {step}; nobody stands out."
+    if ranks:
+        summary = f"{_who(culprits, len(ranks))} in step {step}: {REASONS[how][len(ranks) > 1]}."
     return Clue(
         kind="hang", role="root", fault_class="hang", at=onset, rank=witness.rank if ranks else None,
         node=witness.node if ranks else None, source=source, evidence=evidence, summary=summary, alone=True,
         settled=settled, step=step if step >= 0 else None, culprits=culprits, key="hang",
     )  # fmt: skip
+
+
+def _who(culprits: tuple[Culprit, ...], ranks: int) -> str:
+    """The subject of a sentence, with its verb."""
+    if len(culprits) == 1 and culprits[0].rank is None:
+        return f"All ranks on {culprits[0].node} hang"
+    names = names_of(culprits)
+    return f"{names[0].upper()}{names[1:]} hang{'s' if ranks == 1 else ''}"
 
 
 def _hang_evidence(now: float, roster: Roster, rank: RankState, how: str) -> Evidence:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-GATE = ("SeqNum=", "last enqueued NCCL work")  # one of them is in every line that tells something
+GATE = ("SeqNum=", "ast enqueued ")  # one of them is in every line that tells something
 _GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: PG GUID ([^\]\s]+))? Rank (\d+)\]|\[Rank (\d+)\]")
 _SEQUENCE = re.compile(r"\bSeqNum=(\d{1,15})\b(?:, OpType=(\w+))?")
-_WORK = re.compile(r"last enqueued NCCL work: (-?\d{1,15}), last completed NCCL work: (-?\d{1,15})")
+_WORK = re.compile(r"\b[Ll]ast enqueued (?:NCCL )?work: (-?\d{1,15}), last completed (?:NCCL )?work: (-?\d{1,15})")
 
 
 class Told(NamedTuple):

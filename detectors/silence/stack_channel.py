@@ -8,11 +8,12 @@ import msgspec
 
 from detectors.channel import Arrays, Told
 from detectors.clues import Clue, Place, Source, source_of
+from detectors.culprits import whom
 from detectors.roster import Roster
 from detectors.silence.sequence_numbers import GATE, parse_watchdog
 from detectors.silence.stack_groups import Group, Pointing, Stand, behind_of, groups_of, odd_of, ranks_words, stand_of
 from detectors.steps import StepMatrix
-from detectors.verdict import Culprit, Evidence
+from detectors.verdict import Evidence
 from ingest.events import Logs, Message, RankStacks
 
 QUIET_SECONDS = 1.0  # after the last answer, what is there is looked at
@@ -209,14 +210,6 @@ class StackChannel:
             evidence=tuple(evidence), summary=sentence, key="sequence",
             culprits=whom(best.ranks, roster, best.confidence),
         )  # fmt: skip
-
-
-def whom(ranks: tuple[int, ...], roster: Roster, confidence: float) -> tuple[Culprit, ...]:
-    """The ranks to name; the node where there are two or more of one node, and other nodes besides."""
-    nodes = {roster.node_of(rank) for rank in ranks}
-    if len(ranks) > 1 and len(nodes) == 1 and len({rank.node for rank in roster.ranks.values()}) > 1:
-        return (Culprit(node=roster.node_of(ranks[0]), confidence=confidence),)
-    return tuple(Culprit(rank=rank, node=roster.node_of(rank), confidence=confidence) for rank in ranks[:8])
 
 
 def _stand(rank: int, answer: _Answer, roster: Roster) -> Stand:

@@ -52,7 +52,8 @@ def diagnose(
             done["file"] = position
             bar.update(task, completed=done["before"] + position, description=source[-NAME_CHARACTERS_MAX:])
 
-        found = read_and_conclude(reading, book, sys.stdin.buffer, told)
+        stream = sys.stdin.buffer if sys.stdin is not None else None  # Python has none where it was closed
+        found = read_and_conclude(reading, book, stream, told)
     if json_file is not None:
         notes = [{"source": note.source, "why": note.why} for note in reading.notes]
         tree = {"diagnosis": found, "not_read": {"count": reading.skipped, "first": notes}}
@@ -60,5 +61,9 @@ def diagnose(
         if str(json_file) == "-":
             sys.stdout.buffer.write(text)
             return
-        json_file.write_bytes(text)
+        try:
+            json_file.write_bytes(text)
+        except OSError as error:
+            typer.echo(f"transom: {json_file} cannot be written ({error.strerror}); give another --json", err=True)
+            raise typer.Exit(BAD_USE) from error
     show(found, reading, Console(highlight=False))

@@ -12,7 +12,7 @@ from pipelines.evaluate.log_cases import LogCase, read_cases
 from pipelines.evaluate.logs import Methods, names_of
 
 LOGS = Path(__file__).resolve().parents[2] / "data" / "logs"
-CASES = [case for name in ("cases.jsonl", "independent.md") for case in read_cases(LOGS / name)]
+CASES = [case for name in ("cases.jsonl", "independent.md", "further.md") for case in read_cases(LOGS / name)]
 METHODS = Methods()
 
 

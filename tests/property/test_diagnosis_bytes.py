@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.diagnosis.diagnosis import Diagnoser, Diagnosis, sightings
+from detectors.diagnosis import sightings
+from detectors.diagnosis.diagnosis import Diagnoser, Diagnosis
 from detectors.diagnosis.places import listen
 from detectors.diagnosis.scan import LineGate
 from detectors.logs.rule_book import RuleBook

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from detectors.logs.book import LogBook
+from detectors.logs.line_prefixes import LINE_CHARACTERS_MAX
 from detectors.logs.rule_book import RuleBook, RuleError, strip_prefixes
 from detectors.roster import Roster
 from ingest.events import LogLine, Logs
@@ -243,3 +246,32 @@ def test_a_rule_file_that_is_wrong_says_which_rule_and_why(tmp_path: Path) -> No
     (tmp_path / "a.toml").write_text(rule.format(match="abc", more="colour = 1\n"))
     with pytest.raises(RuleError, match=r"a\.toml .*colour"):
         RuleBook.load(tmp_path)
+
+
+def wildcards_in_a_row(tree: Any) -> int:
+    """How many `.*` without a bound one way through a parsed pattern has: two make its time grow with the cube."""
+    most = 0
+    for code, argument in tree:
+        name = str(code)
+        if name == "BRANCH":
+            most += max(wildcards_in_a_row(branch) for branch in argument[1])
+        elif name in ("SUBPATTERN", "ATOMIC_GROUP"):
+            most += wildcards_in_a_row(argument[-1] if name == "SUBPATTERN" else argument)
+        elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+            _, high, inner = argument
+            anything = high > LINE_CHARACTERS_MAX and [str(part) for part, _ in inner] == ["ANY"]
+            most += 1 if anything else wildcards_in_a_row(inner)
+    return most
+
+
+@pytest.mark.parametrize("rule", RULES.rules, ids=lambda rule: rule.id)
+def test_no_pattern_is_slow_on_a_line_made_to_be(rule) -> None:
+    parser: Any = importlib.import_module("re._parser")
+    assert wildcards_in_a_row(parser.parse(rule.pattern)) <= 1
+
+
+def test_lines_of_any_length_are_read() -> None:
+    for rule in RULES.rules:
+        for line in rule.must_match:
+            RULES.match_line(line * (1 + 100_000 // len(line)))
+            RULES.match_line("x" * 100_000 + line)

@@ -150,3 +150,17 @@ def test_only_the_beginning_of_a_huge_line_is_looked_at() -> None:
 
 def test_the_corpus_of_harmless_lines_is_large() -> None:
     assert len(set(BENIGN)) > 200
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("step 812: loss.backward() raised torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "cuda_oom"),
+        ("Saving checkpoint to /ckpt/iter_0000400 failed: [Errno 28] No space left on device", "disk_full"),
+        ("Loaded checkpoint /ckpt/iter_0000400: PytorchStreamReader failed locating file data.pkl", "ckpt_corrupt"),
+    ],
+)  # fmt: skip
+def test_a_failure_that_begins_as_progress_or_as_ordinary_life_is_heard(line: str, rule: str) -> None:
+    hit = RULES.match_line(line)
+    assert hit is not None
+    assert hit.rule.id == rule

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -126,3 +130,80 @@ def test_rules_of_ones_own_come_first_and_a_broken_one_is_bad_use(tmp_path: Path
 def test_a_path_without_a_name_is_refused() -> None:
     with pytest.raises(CannotDiagnose):
         gather(["/nonexistent/x"])
+
+
+def test_what_powershell_wrote_is_read(tmp_path: Path) -> None:
+    (tmp_path / "little.log").write_bytes(("\ufeff" + "starting\r\n" + OOM).encode("utf-16-le"))
+    (tmp_path / "big.log").write_bytes(("\ufeff" + "starting\r\n").encode("utf-16-be"))
+    result = run(tmp_path)
+    assert "cuda_oom" in result.stdout
+    assert f"{tmp_path / 'little.log'}:2" in result.stdout
+    assert "2 files, 3 lines" in result.stdout
+
+
+def test_packed_bytes_on_standard_input_are_unpacked_and_binary_ones_are_named() -> None:
+    assert "standard input:1" in run("-", stdin=gzip.compress(OOM.encode())).stdout
+    assert "standard input (binary)" in run("-", stdin=bytes(range(256)) * 64).stdout
+    torn = run("-", stdin=gzip.compress(OOM.encode() * 2000)[:-40])
+    assert torn.exit_code == 0
+    assert "standard input (cannot be read to its end" in torn.stdout
+
+
+def test_a_closed_standard_input_stops_nobody_who_does_not_need_it(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(OOM)
+    command = [sys.executable, "-m", "pipelines", "diagnose"]
+    shell = ["/bin/sh", "-c", '"$@" <&-', "sh"]
+    done = subprocess.run([*shell, *command, str(tmp_path), "-"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cuda_oom" in done.stdout
+    assert "not read: standard input (closed)" in done.stdout
+
+
+def test_a_pipe_that_is_given_is_read_and_one_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "not a file" in run(tmp_path).stdout
+    writer = threading.Thread(target=pipe.write_text, args=(OOM,), daemon=True)
+    writer.start()
+    assert "cuda_oom" in run(pipe).stdout
+    writer.join()
+
+
+def test_a_link_to_a_folder_elsewhere_is_named_and_one_that_goes_round_is_not(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "rank_2.log").write_text(OOM)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "latest").symlink_to(tmp_path / "elsewhere")
+    (logs / "around").symlink_to(logs)
+    (logs / "itself").symlink_to("itself")
+    reading = gather([str(logs)])
+    assert reading.files == []
+    told = {Path(note.source).name: note.why for note in reading.notes}
+    assert set(told) == {"latest", "itself"}
+    assert told["latest"] == "a link to a folder elsewhere; give that folder too"
+
+
+def test_a_folder_that_may_be_listed_but_not_entered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.log").write_text(OOM)
+    (tmp_path / "hidden.log").write_text("x")
+    for question in ("is_dir", "is_symlink", "stat"):
+        asked = getattr(Path, question)
+
+        def refuse(path: Path, *arguments: object, asked=asked, **named: object) -> object:
+            if path.name == "hidden.log":
+                raise PermissionError(13, "Permission denied", str(path))
+            return asked(path, *arguments, **named)
+
+        monkeypatch.setattr(Path, question, refuse)
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert "cuda_oom" in result.stdout
+    assert "hidden.log (Permission denied)" in result.stdout
+
+
+def test_an_answer_that_cannot_be_written_is_bad_use(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(OOM)
+    result = run(tmp_path / "a.log", "--json", tmp_path / "nowhere" / "told.json")
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr

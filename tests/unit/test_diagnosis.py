@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.diagnosis.diagnosis import Diagnoser, Diagnosis, sightings
+from detectors.diagnosis import diagnosis, sightings
+from detectors.diagnosis.diagnosis import Diagnoser, Diagnosis
 from detectors.diagnosis.first_cause import who_is_behind, who_is_missing
 from detectors.diagnosis.places import listen, speaker_of_file
-from detectors.diagnosis.sightings import STORM_LINES
+from detectors.diagnosis.sightings import STORM_LINES, Sighting
 from detectors.logs.rule_book import RuleBook
 
 RULES = RuleBook.shipped()
@@ -296,3 +297,47 @@ def test_when_a_line_was_said(line: str) -> None:
     assert stamp is not None
     assert stamp.seconds % 86_400 == pytest.approx(2 * 3600 + 7 * 60 + 8.4)
     assert stamp.year in (0, 2024)
+
+
+def test_a_thousand_sources_are_weighed_without_asking_each_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, asked, diagnoser = 200, [0], Diagnoser(RULES)
+    pad = "x" * 270_000  # two blocks of progress
+    for rank in range(sources):
+        begun = f"2025-04-02 10:00:00 step {rank} | loss 2.5"
+        more = f"2025-04-02 10:00:01 step {rank + 9} | loss 2.5"
+        diagnoser.feed_lines(f"rank_{rank}.log", (begun, pad, more, f"2025-04-02 10:00:09 ERROR [rank{rank}]: {OOM}"))
+        diagnoser.end(f"rank_{rank}.log")
+    earlier = diagnosis._earlier
+
+    def counted(*stamps: object) -> bool:
+        asked[0] += 1
+        return earlier(*stamps)
+
+    monkeypatch.setattr(diagnosis, "_earlier", counted)
+    monkeypatch.setattr(Sighting, "__eq__", None)  # one look at what a sighting is, not at all it holds
+    found = diagnoser.conclude()
+    assert (found.symptom, found.rank) == ("cuda_oom", 0)
+    assert asked[0] <= 4 * sources
+    assert not any(source._shapes for source in diagnoser._read)
+
+
+def test_two_nodes_that_fail_in_the_same_second_make_the_first_of_them_less_sure() -> None:
+    def sure(second: str, node: str) -> float:
+        return diagnose(
+            n1__log=("2025-04-02T10:00:02+00:00 n1 train[9]: [rank0]: OSError: [Errno 28] No space left on device",),
+            n2__log=(f"2025-04-02T10:00:{second}+00:00 {node} train[9]: [rank9]: {OOM}",),
+        ).confidence
+
+    assert sure("02", "n2") < sure("04", "n2") == sure("02", "n1")
+
+
+def test_a_rank_within_a_process_group_is_not_the_rank_of_the_job() -> None:
+    def behind(rank: int, group: int, within: int, completed: int) -> str:
+        return (
+            f"[rank{rank}]:[E402 10:00:00.1 ProcessGroupNCCL.cpp:2268] [PG ID 2 PG GUID {group} Rank {within}]  failure"
+            f" detected by watchdog at work sequence id: {completed + 1} PG status: last enqueued work:"
+            f" {completed + 9}, last completed work: {completed}"
+        )
+
+    found = diagnose(behind(4, 4, 0, 100), behind(5, 4, 1, 100), behind(6, 5, 0, 100), behind(7, 5, 1, 63))
+    assert (found.symptom, found.rank) == ("nccl_timeout", 7)

@@ -117,6 +117,15 @@ def test_watchdog_lines_tell_numbers_and_process_group() -> None:
     work = parse_watchdog(WORK)
     assert work is not None
     assert (work.group, work.rank, work.enqueued, work.completed) == ("0(default_pg)", 0, 1582, 1579)
+    newer = parse_watchdog(
+        "[rank2]:[E1129 01:58:45.5 ProcessGroupNCCL.cpp:2268] [PG ID 1 PG GUID 3 Rank 2]  failure detected by watchdog"
+        " at work sequence id: 45390 PG status: last enqueued work: 45403, last completed work: 45389"
+    )
+    assert newer is not None
+    assert (newer.group, newer.rank, newer.enqueued, newer.completed) == ("3", 2, 45403, 45389)
+    dumps = parse_watchdog("[Rank 2] a dump signal. Last enqueued NCCL work: 1202, last completed NCCL work: 1201.")
+    assert dumps is not None
+    assert (dumps.enqueued, dumps.completed) == (1202, 1201)
     assert parse_watchdog("timeout=1800s configured for process group; NCCL watchdog enabled") is None
     assert all(any(piece in line for piece in GATE) for line in (LINE, WORK))
 
