@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     import pandas
     import torch
 
-    from ckpt_engine.client import LoadReport
+    from ckpt_engine.adapters.dcp import EngineReader as EngineReader
+    from ckpt_engine.adapters.dcp import EngineWriter as EngineWriter
+    from ckpt_engine.blocks import Shard as Shard
+    from ckpt_engine.loading import LoadReport, Policy, Verify, Views
     from ckpt_engine.ticket import Ticket
     from detectors.verdict import Verdict as Verdict
     from ingest.events import TOPICS as TOPICS
@@ -39,7 +42,10 @@ if TYPE_CHECKING:
 __all__ = [
     "TOPICS",
     "Checkpointer",
+    "EngineReader",
+    "EngineWriter",
     "LoggingHandler",
+    "Shard",
     "Verdict",
     "decode",
     "frame",
@@ -162,11 +168,56 @@ class Checkpointer:
             ticket: Ticket = self._engine.save(state, step)
         return ticket
 
-    def load(self, into: dict[str, Any], step: int | None = None) -> LoadReport | None:
-        """Make `into` what it was after `step`, or after the newest there is (None: there is none)."""
+    def load(
+        self,
+        into: dict[str, Any],
+        policy: Policy | None = "newest",
+        verify: Verify = "first",
+        *,
+        step: int | None = None,
+    ) -> LoadReport | None:
+        """Make `into` what it was at the newest step that all ranks have ("verified": that training has proved good),
+        or after the step with that number; None: there is none. See `ckpt_engine.loading`."""
         with self._run.phase("checkpoint"):
-            report: LoadReport | None = self._engine.load(into, step)
+            report: LoadReport | None = self._engine.load(into, policy, verify, step=step)
         return report
+
+    def load_views(
+        self, policy: Policy | None = "newest", verify: Verify = "first", *, step: int | None = None
+    ) -> Views | None:
+        """The state itself without a copy: its tensors are private views of the checkpoint's memory, and keep it."""
+        with self._run.phase("checkpoint"):
+            views: Views | None = self._engine.load_views(policy, verify, step=step)
+        return views
+
+    def await_verified(self) -> None:
+        """Return once what was loaded with `verify="deferred"` is known to be what was saved, else raise."""
+        self._engine.await_verified()
+
+    def verify_before(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `optimizer` call `await_verified` before its next step; `load` does so for those it is given."""
+        self._engine.verify_before(optimizer)
+
+    def adopt(self, state: dict[str, Any]) -> int:
+        """With `mode="fenced"`: move parameters and optimizer tensors to where the engine can copy them while training
+        computes; the bytes that live there. The first save does it, too. See `ckpt_engine.fenced`."""
+        adopted: int = self._engine.adopt(state)
+        return adopted
+
+    def fence(self) -> float:
+        """With `mode="fenced"`: call it before anything of a saved state is written; the seconds that it waited.
+        Optimizers in the state do so by themselves before each step."""
+        waited: float = self._engine.fence()
+        return waited
+
+    def fence_before(self, optimizer: torch.optim.Optimizer) -> None:
+        """With `mode="fenced"`: fence before each step of an optimizer of which only the state_dict is saved."""
+        self._engine.fence_before(optimizer)
+
+    def prepare(self, state: dict[str, Any]) -> None:
+        """Have memory made ready for states like this one while training goes on: the first save then takes no longer
+        than any other. `load` does it for what it was given."""
+        self._engine.prepare(state)
 
     def close(self) -> None:
         """Let go of the engine; what is saved stays."""
@@ -191,6 +242,10 @@ def frame(messages: Iterable[Message]) -> pandas.DataFrame:
 def __getattr__(name: str) -> Any:
     if name == "LoggingHandler":
         value: Any = _in_rank("ingest", "run").LoggingHandler
+    elif name == "Shard":
+        value = _in_rank("ckpt_engine", "blocks").Shard
+    elif name in ("EngineReader", "EngineWriter"):
+        value = getattr(_in_rank("ckpt_engine", "adapters.dcp"), name)
     elif name == "Verdict":
         value = importlib.import_module("detectors.verdict").Verdict
     elif name == "TOPICS":

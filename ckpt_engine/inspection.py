@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +15,20 @@ from .manifest import (
     complete_steps,
     read_manifest,
     read_records,
-    step_folder,
     step_numbers,
 )
 from .rejection import read_rejections
-from .shardfile import check_shard, read_header
+from .stored import check_stored, locate_stored
 from .tree import load_tree
+from .verification import read_verifications
 
 StepState = Literal["complete", "incomplete", "rejected", "abandoned"]
 
 
 @dataclass(frozen=True, slots=True)
 class StepListing:
-    """One step. `abandoned`: a later attempt has trained past it; `shards` of `world_size` are there."""
+    """One step. `abandoned`: a later attempt has trained past it; `shards` of `world_size` are there. `verified`:
+    training has proved it good."""
 
     step: int
     attempt: int
@@ -37,6 +37,7 @@ class StepListing:
     shards: int
     size_bytes: int
     reason: str = ""
+    verified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class TensorListing:
 
 @dataclass(frozen=True, slots=True)
 class ShardListing:
-    """One shard and what is in it; `values` is everything that is not a tensor, as text."""
+    """One shard and what is in it; `values` is everything that is not a tensor, as text. `stored_by`: the rank whose
+    file holds the tensors, None where its own does."""
 
     rank: int
     attempt: int
@@ -59,6 +61,7 @@ class ShardListing:
     size_bytes: int
     tensors: tuple[TensorListing, ...]
     values: str
+    stored_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def list_steps(directory: Path) -> list[StepListing]:
 def inspect_step(directory: Path, step: int) -> list[ShardListing]:
     """The shards of a complete step, by rank; headers are read, tensors are not."""
     manifest = _manifest(directory, step)
-    return [_listing(step_folder(directory, step), shard.rank, shard.attempt, shard.file) for shard in manifest.shards]
+    return [_listing(directory, manifest, rank) for rank in range(manifest.world_size)]
 
 
 def verify_steps(directory: Path, step: int | None = None) -> Iterator[ShardVerdict]:
@@ -101,23 +104,41 @@ def verify_steps(directory: Path, step: int | None = None) -> Iterator[ShardVerd
         except CheckpointDamaged as error:
             yield ShardVerdict(number, -1, -1, "manifest.json", 0, str(error))
             continue
-        for shard in manifest.shards if manifest else ():
-            reason = ""
+        if manifest is not None:
+            yield from _verdicts(directory, manifest)
+
+
+def _verdicts(directory: Path, manifest: Manifest) -> Iterator[ShardVerdict]:
+    """By rank. Tensors that several ranks share are read once."""
+    reasons: dict[int, str] = {}
+
+    def reason_of(rank: int) -> str:
+        shard = manifest.shards[rank]
+        if rank not in reasons:
             try:
-                check_shard(step_folder(directory, number) / shard.file, shard.checks)
+                if shard.stored_by is None:
+                    check_stored(directory, manifest, rank)
+                else:
+                    locate_stored(directory, manifest, rank)
+                reasons[rank] = "" if shard.stored_by is None else reason_of(shard.stored_by)
             except CheckpointDamaged as error:
-                reason = str(error)
-            yield ShardVerdict(number, shard.attempt, shard.rank, shard.file, shard.checks.size_bytes, reason)
+                reasons[rank] = str(error)
+        return reasons[rank]
+
+    for shard in manifest.shards:
+        reason = reason_of(shard.rank)
+        yield ShardVerdict(manifest.step, shard.attempt, shard.rank, shard.file, shard.checks.size_bytes, reason)
 
 
 def _complete(directory: Path, manifest: Manifest, usable: set[tuple[int, int]]) -> StepListing:
     rejections = [entry for entry in read_rejections(directory) if entry.covers(manifest.step, manifest.attempt)]
+    verified = {(entry.step, entry.attempt) for entry in read_verifications(directory)}
     state: StepState = "complete" if (manifest.step, manifest.attempt) in usable else "abandoned"
     if rejections:
         state = "rejected"
     return StepListing(
         manifest.step, manifest.attempt, manifest.world_size, state, len(manifest.shards), manifest.size_bytes,
-        rejections[0].reason if rejections else "",
+        rejections[0].reason if rejections else "", (manifest.step, manifest.attempt) in verified,
     )  # fmt: skip
 
 
@@ -137,17 +158,11 @@ def _manifest(directory: Path, step: int) -> Manifest:
     return manifest
 
 
-def _listing(folder: Path, rank: int, attempt: int, file: str) -> ShardListing:
-    try:
-        descriptor = os.open(folder / file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        raise CheckpointDamaged(f"shard {folder / file} cannot be opened: {error.strerror}") from error
-    try:
-        size_bytes = os.fstat(descriptor).st_size
-        header = read_header(descriptor, size_bytes)
-    finally:
-        os.close(descriptor)
+def _listing(directory: Path, manifest: Manifest, rank: int) -> ShardListing:
+    record, header = manifest.shards[rank], locate_stored(directory, manifest, rank).header
     places = header.layout.places
     tensors = tuple(TensorListing(place.name, place.dtype, place.shape, place.size_bytes) for place in places)
-    values = load_tree(header.values, len(places))
-    return ShardListing(rank, attempt, file, size_bytes, tensors, repr(values))
+    values = load_tree(header.values, len(header.layout.tensors))
+    return ShardListing(
+        rank, record.attempt, record.file, record.checks.size_bytes, tensors, repr(values), record.stored_by
+    )

@@ -4,6 +4,7 @@ from.
     <directory>/rejected.json
     <directory>/step-00000120/shard-00003-a0005.safetensors     the shard that attempt 5 wrote
     <directory>/step-00000120/shard-00003-a0005.json            its record: size and checksums
+    <directory>/step-00000120/shard-00004-a0005.header          rank 4 has the same tensors: identity and values alone
     <directory>/step-00000120/manifest.json                     there when all shards of one attempt are
 
 The attempt is in the file names because a job that was rolled back trains the same step again: its shards
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from .rejection import Rejection, is_rejected, read_rejections
 from .shardfile import ShardChecks
 
 MANIFEST = "manifest.json"
+FETCHED = "fetched.json"  # the same, beside shards that came from an object store, while not all of them are here
 FORMAT = "transom-checkpoint/1"
 _STEP_NAME = re.compile(r"step-(\d{8,18})\Z")
 _RECORD_NAME = re.compile(r"shard-(\d{5,9})-a(\d{4,9})\.json\Z")
@@ -33,7 +35,7 @@ RECORD_BYTES_MAX = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """One shard on disk."""
+    """One shard on disk. `stored_by`: the rank whose file holds the tensors, None where its own does."""
 
     job: str
     attempt: int
@@ -42,10 +44,13 @@ class ShardRecord:
     step: int
     layout_hash: str
     checks: ShardChecks
+    stored_by: int | None = None
 
     @property
     def file(self) -> str:
-        return shard_name(self.rank, self.attempt)
+        """Its own file: the whole shard, or the header alone where another rank's file holds the same tensors."""
+        name = shard_name if self.stored_by is None else header_name
+        return name(self.rank, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +79,29 @@ class StepRecord:
     size_bytes: int = 0
 
 
+def step_record(manifest: Manifest) -> StepRecord:
+    """What a manifest says of its step as a whole."""
+    ranks = tuple(shard.rank for shard in manifest.shards)
+    return StepRecord(manifest.step, manifest.attempt, manifest.world_size, ranks, manifest.size_bytes)
+
+
 def step_folder(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}"
 
 
+def step_number(name: str) -> int | None:
+    """The step in the name of its folder; None where it is none."""
+    match = _STEP_NAME.match(name)
+    return int(match[1]) if match else None
+
+
 def shard_name(rank: int, attempt: int) -> str:
     return f"shard-{rank:05d}-a{attempt:04d}.safetensors"
+
+
+def header_name(rank: int, attempt: int) -> str:
+    """The file of a rank whose tensors are bit for bit those of another rank: identity and values, no payload."""
+    return f"shard-{rank:05d}-a{attempt:04d}.header"
 
 
 def record_name(rank: int, attempt: int) -> str:
@@ -92,7 +114,8 @@ def step_numbers(directory: Path) -> list[int]:
         names = [path.name for path in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(match[1]) for name in names if (match := _STEP_NAME.match(name)))
+    numbers = [step_number(name) for name in names]
+    return sorted(number for number in numbers if number is not None)
 
 
 def encode_record(record: ShardRecord) -> bytes:
@@ -138,9 +161,9 @@ def attempts_on_disk(directory: Path, step: int) -> set[int]:
     return {attempt for _, attempt in _record_files(step_folder(directory, step))}
 
 
-def read_manifest(directory: Path, step: int) -> Manifest | None:
+def read_manifest(directory: Path, step: int, name: str = MANIFEST) -> Manifest | None:
     """The manifest of a step, None where there is none. Raises CheckpointDamaged where it is not readable."""
-    path = step_folder(directory, step) / MANIFEST
+    path = step_folder(directory, step) / name
     if not path.exists():
         return None
     return decode_manifest(_read(path), step)
@@ -157,14 +180,35 @@ def decode_manifest(raw: bytes, step: int) -> Manifest:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointDamaged(f"the manifest of step {step} is not readable: {error!r:.200}") from error
     same = all(
-        (shard.step, shard.attempt, shard.world_size) == (manifest.step, manifest.attempt, manifest.world_size)
+        (shard.job, shard.step, shard.attempt, shard.world_size)
+        == (manifest.job, manifest.step, manifest.attempt, manifest.world_size)
         for shard in shards
     )
     if not known or manifest.step != step or not same:
         raise CheckpointDamaged(f"the manifest of step {step} contradicts itself")
+    problem = contradiction(shards)
+    if problem:
+        raise CheckpointDamaged(f"the manifest of step {step} contradicts itself: {problem}")
     if [shard.rank for shard in shards] != list(range(manifest.world_size)):
         raise CheckpointDamaged(f"the manifest of step {step} does not name every rank once")
+    if encode_manifest(manifest) != raw:  # else a bit could flip where nothing is compared with it
+        raise CheckpointDamaged(f"the manifest of step {step} is not as it was written")
     return manifest
+
+
+def contradiction(shards: Sequence[ShardRecord]) -> str:
+    """Why tensors that one rank's file holds for another cannot be that rank's; empty where they can."""
+    by_rank = {shard.rank: shard for shard in shards}
+    for shard in shards:
+        if shard.stored_by is None:
+            continue
+        source = by_rank.get(shard.stored_by)
+        if source is None or source.stored_by is not None:
+            return f"rank {shard.stored_by}, which should hold the tensors of rank {shard.rank}, stores none"
+        same = (shard.layout_hash, shard.checks.payload_crc32) == (source.layout_hash, source.checks.payload_crc32)
+        if not same:
+            return f"the tensors of rank {shard.rank} are not those of rank {shard.stored_by}"
+    return ""
 
 
 def complete_manifests(directory: Path) -> Iterator[Manifest]:
@@ -190,9 +234,9 @@ def complete_steps(directory: Path | str) -> list[StepRecord]:
     directory = Path(directory)
     rejections = read_rejections(directory)
     usable = [
-        StepRecord(m.step, m.attempt, m.world_size, tuple(shard.rank for shard in m.shards), m.size_bytes)
-        for m in complete_manifests(directory)
-        if not is_rejected(rejections, m.step, m.attempt)
+        step_record(manifest)
+        for manifest in complete_manifests(directory)
+        if not is_rejected(rejections, manifest.step, manifest.attempt)
     ]
     return on_line(usable)
 
@@ -227,12 +271,16 @@ def _record_files(folder: Path) -> Iterator[tuple[int, int]]:
             yield int(match[1]), int(match[2])
 
 
-def _files_present(directory: Path, manifest: Manifest) -> bool:
-    folder = step_folder(directory, manifest.step)
+def is_present(directory: Path, record: ShardRecord) -> bool:
+    """Whether the file of a record is there with its size; its bytes are compared when it is loaded."""
     try:
-        return all((folder / shard.file).stat().st_size == shard.checks.size_bytes for shard in manifest.shards)
+        return (step_folder(directory, record.step) / record.file).stat().st_size == record.checks.size_bytes
     except OSError:
         return False
+
+
+def _files_present(directory: Path, manifest: Manifest) -> bool:
+    return all(is_present(directory, shard) for shard in manifest.shards)
 
 
 def _read(path: Path) -> bytes:
@@ -254,7 +302,7 @@ def _decode_record(raw: bytes) -> ShardRecord:
 
 
 def _record_fields(record: ShardRecord) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "job": record.job,
         "attempt": record.attempt,
         "rank": record.rank,
@@ -266,13 +314,17 @@ def _record_fields(record: ShardRecord) -> dict[str, Any]:
         "header_crc32": record.checks.header_crc32,
         "payload_crc32": record.checks.payload_crc32,
     }
+    if record.stored_by is not None:
+        fields["stored_by"] = record.stored_by
+    return fields
 
 
 def _record(fields: Any) -> ShardRecord:
     checks = ShardChecks(*(_whole(fields[name]) for name in ("size_bytes", "header_crc32", "payload_crc32")))
     attempt, rank, world_size, step = (_whole(fields[name]) for name in ("attempt", "rank", "world_size", "step"))
     layout = _text(fields["layout_hash"])
-    record = ShardRecord(_text(fields["job"]), attempt, rank, world_size, step, layout, checks)
+    stored_by = None if fields.get("stored_by") is None else _whole(fields["stored_by"])
+    record = ShardRecord(_text(fields["job"]), attempt, rank, world_size, step, layout, checks, stored_by)
     if fields["file"] != record.file:  # the name follows from rank and attempt, so no path can be smuggled in
         raise ValueError(f"shard of rank {record.rank} names the file {fields['file']!r:.100}")
     return record

@@ -18,6 +18,7 @@ from .storage import Storage
 REJECTED = "rejected.json"
 REJECTIONS_MAX = 10_000
 REASON_CHARACTERS_MAX = 500
+ALL_ATTEMPTS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,23 @@ def read_rejections(directory: Path) -> tuple[Rejection, ...]:
         raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return ()
+    return decode_rejections(raw, str(path))
+
+
+def decode_rejections(raw: bytes, where: str) -> tuple[Rejection, ...]:
+    """The rejections in `raw`, which was read from `where`. Raises CheckpointDamaged and nothing else."""
     try:
         return tuple(_rejection(row) for row in json.loads(raw)["rejected"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointDamaged(f"{path} is not readable ({error!r:.100}); repair or remove it") from error
+        raise CheckpointDamaged(f"{where} is not readable ({error!r:.100}); repair or remove it") from error
+
+
+def encode_rejections(rejections: Sequence[Rejection]) -> bytes:
+    rows = [
+        {"from_step": entry.from_step, "up_to_attempt": entry.up_to_attempt, "reason": entry.reason}
+        for entry in rejections
+    ]
+    return json.dumps({"rejected": rows}, indent=1).encode()
 
 
 def read_or_reject_all(directory: Path) -> tuple[Rejection, ...]:
@@ -55,7 +69,7 @@ def read_or_reject_all(directory: Path) -> tuple[Rejection, ...]:
     try:
         return read_rejections(directory)
     except (CheckpointDamaged, OSError) as error:
-        return (Rejection(0, 2**62, str(error)),)
+        return (Rejection(0, ALL_ATTEMPTS, str(error)),)
 
 
 def add_rejection(directory: Path, rejection: Rejection, storage: Storage, writer: str) -> bool:
@@ -67,11 +81,7 @@ def add_rejection(directory: Path, rejection: Rejection, storage: Storage, write
         if len(rejections) >= REJECTIONS_MAX:
             raise CheckpointDamaged(f"{directory / REJECTED} has {REJECTIONS_MAX} entries; remove old ones")
         kept = [other for other in rejections if not rejection.covers(other.from_step, other.up_to_attempt)]
-        rows = [
-            {"from_step": entry.from_step, "up_to_attempt": entry.up_to_attempt, "reason": entry.reason}
-            for entry in (*kept, rejection)
-        ]
-        content = json.dumps({"rejected": rows}, indent=1).encode()
+        content = encode_rejections((*kept, rejection))
         storage.write_whole(directory / REJECTED, content, writer=writer)
         storage.sync_folder(directory)
         return True

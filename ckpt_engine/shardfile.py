@@ -6,20 +6,23 @@ words for: identity, true dtypes, tied tensors, and the values that are not tens
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
-import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .checksum import crc32
 from .errors import CheckpointDamaged
 from .layout import ELEMENT_TYPES, Layout, TensorPlace, decode_layout, layout_hash
 from .segment import SlotHeader
 
 HEADER_BYTES_MAX = 100_000_000  # the format's own limit
 READ_PIECE_BYTES = 8 << 20
+PAYLOAD_ALIGNMENT_BYTES = 4096  # so that the payload can go past the page cache
 _LENGTH_BYTES = 8
 
 
@@ -59,7 +62,7 @@ def identity_of(header: SlotHeader) -> Identity:
 
 
 def encode_header(identity: Identity, layout_raw: bytes, layout: Layout, values: bytes) -> bytes:
-    """Length and header, padded so that the payload starts at a multiple of 8."""
+    """Length and header, padded with spaces (as the format allows) so that the payload starts on a page."""
     metadata = {
         "transom.identity": json.dumps(
             {
@@ -77,7 +80,7 @@ def encode_header(identity: Identity, layout_raw: bytes, layout: Layout, values:
     for place in sorted(layout.places, key=lambda place: (place.offset, place.size_bytes)):
         document[place.name] = _entry(place)
     text = json.dumps(document, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % PAYLOAD_ALIGNMENT_BYTES)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
@@ -126,7 +129,7 @@ def read_payload(descriptor: int, offset: int, size_bytes: int) -> tuple[mmap.mm
         got = os.preadv(descriptor, [piece], offset + done)
         if got == 0:
             raise CheckpointDamaged(f"the shard file ends {size_bytes - done} bytes too early")
-        crc = zlib.crc32(piece[:got], crc)
+        crc = crc32(piece[:got], crc)
         done += got
     view.release()
     return memory, crc
@@ -139,6 +142,18 @@ def check_shard(path: Path, checks: ShardChecks) -> ShardHeader:
 
 def open_shard(path: Path, checks: ShardChecks) -> tuple[ShardHeader, mmap.mmap]:
     """Header and payload of a shard whose size and checksums are right. Raises CheckpointDamaged."""
+    with opened_shard(path, checks) as (descriptor, raw):
+        header = decode_header(raw, checks.size_bytes)
+        memory = checked_payload(descriptor, path, header, checks.payload_crc32)
+    return header, memory
+
+
+@contextlib.contextmanager
+def opened_shard(path: Path, checks: ShardChecks) -> Iterator[tuple[int, bytes]]:
+    """The descriptor and the header's bytes of a file whose size and header are right; the payload is not read.
+
+    Raises CheckpointDamaged, for what the disk refuses within the block too.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
@@ -148,17 +163,21 @@ def open_shard(path: Path, checks: ShardChecks) -> tuple[ShardHeader, mmap.mmap]
         if size != checks.size_bytes:
             raise CheckpointDamaged(f"shard {path} has {size} bytes, its record says {checks.size_bytes}")
         raw = read_header_bytes(descriptor)
-        if zlib.crc32(raw) != checks.header_crc32:
+        if crc32(raw) != checks.header_crc32:
             raise CheckpointDamaged(f"the header of shard {path} does not match its checksum")
-        header = decode_header(raw, size)
-        memory, crc = read_payload(descriptor, header.payload_offset, header.layout.payload_bytes)
-        if crc != checks.payload_crc32:
-            raise CheckpointDamaged(f"the tensors of shard {path} do not match their checksum")
-        return header, memory
+        yield descriptor, raw
     except OSError as error:
         raise CheckpointDamaged(f"shard {path} cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
+
+
+def checked_payload(descriptor: int, path: Path, header: ShardHeader, wanted_crc32: int) -> mmap.mmap:
+    """The payload in private memory. Raises CheckpointDamaged where it is not what its checksum says."""
+    memory, crc = read_payload(descriptor, header.payload_offset, header.layout.payload_bytes)
+    if crc != wanted_crc32:
+        raise CheckpointDamaged(f"the tensors of shard {path} do not match their checksum")
+    return memory
 
 
 def _entry(place: TensorPlace) -> dict[str, Any]:

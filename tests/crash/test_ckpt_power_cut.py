@@ -2,118 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ckpt_engine.commit import remove_temporaries, retain
-from ckpt_engine.manifest import complete_steps, read_manifest, read_records, shard_name, step_folder
+from ckpt_engine.commit import commit_replica, commit_shard, finish_step, remove_temporaries, retain
+from ckpt_engine.fetching import read_from_disk
+from ckpt_engine.manifest import read_records, shard_name, step_folder
 from ckpt_engine.rejection import Rejection, add_rejection, read_rejections
-from ckpt_engine.shardfile import check_shard
-from ckpt_engine.storage import OutputFile, Storage
-from tests.ckpt_lab import put_step
-
-
-class PowerCut(Exception):
-    """The machine is off."""
-
-
-class CutFile(OutputFile):
-    def __init__(self, path: Path, storage: CutStorage) -> None:
-        super().__init__(path)
-        self._storage = storage
-        storage.unsynced[path] = None
-
-    def write(self, piece: bytes | memoryview) -> None:
-        self._storage.tick()
-        super().write(piece)
-
-    def sync(self) -> None:
-        self._storage.tick()
-        super().sync()
-        del self._storage.unsynced[self.path]
-
-
-class CutStorage(Storage):
-    """A disk that keeps only what was synced: bytes by fsync of the file, names by fsync of its folder.
-
-    `names_survive` says what happens to names that were not: a real file system may do either.
-    """
-
-    def __init__(self, operations: int, *, names_survive: bool) -> None:
-        self.left = operations
-        self.names_survive = names_survive
-        self.unsynced: dict[Path, None] = {}
-        self.undo: list[tuple[Path, Callable[[], object]]] = []  # (folder, how to take the change back)
-
-    def tick(self) -> None:
-        if self.left == 0:
-            self.collapse()
-            raise PowerCut
-        self.left -= 1
-
-    def create(self, path: Path) -> OutputFile:
-        self.tick()
-        return CutFile(path, self)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self.tick()
-        before = target.read_bytes() if target.exists() else None
-        super().rename(source, target)
-        if source in self.unsynced:
-            del self.unsynced[source]
-            self.unsynced[target] = None
-        self.undo.append((target.parent, lambda: target.write_bytes(before) if before is not None else target.unlink()))
-
-    def remove(self, path: Path) -> None:
-        self.tick()
-        if path.exists():
-            before = path.read_bytes()
-            super().remove(path)
-            self.undo.append((path.parent, lambda: path.parent.is_dir() and path.write_bytes(before)))
-
-    def sync_folder(self, path: Path) -> None:
-        self.tick()
-        super().sync_folder(path)
-        self.undo = [(folder, back) for folder, back in self.undo if folder != path]
-
-    def collapse(self) -> None:
-        if not self.names_survive:
-            for _, back in reversed(self.undo):
-                back()
-        for path in self.unsynced:
-            if path.exists():
-                path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def everything_named_is_whole(directory: Path) -> list[int]:
-    """Read every complete step through to its last byte; their numbers."""
-    records = complete_steps(directory)
-    for record in records:
-        manifest = read_manifest(directory, record.step)
-        assert manifest is not None
-        for shard in manifest.shards:
-            check_shard(step_folder(directory, record.step) / shard.file, shard.checks)
-    return [record.step for record in records]
-
-
-def sweep(
-    folder: Path, prepare: Callable[[Path], None], work: Callable[[Path, Storage], None], good: Callable[[Path], None]
-) -> int:
-    """Cut `work` after 0, 1, 2 … operations until it runs through; the number of operations it has."""
-    for names_survive in (True, False):
-        for operations in range(1000):
-            directory = folder / f"{names_survive}-{operations}"
-            prepare(directory)
-            try:
-                work(directory, CutStorage(operations, names_survive=names_survive))
-            except PowerCut:
-                good(directory)
-                continue
-            good(directory)
-            break
-    return operations
+from ckpt_engine.replicas import same_as_stored
+from ckpt_engine.shardfile import Identity
+from ckpt_engine.storage import Storage
+from ckpt_engine.verification import Verification, add_verification, read_verifications
+from tests.ckpt_lab import put_step, raw_segment
+from tests.ckpt_power_cut import CutStorage, everything_named_is_whole, sweep
 
 
 def test_a_cut_while_a_step_is_written_leaves_the_last_one(tmp_path: Path) -> None:
@@ -186,5 +88,50 @@ def test_a_cut_while_rejecting_leaves_the_old_or_the_new_list(tmp_path: Path) ->
     def good(directory: Path) -> None:
         reasons = [rejection.reason for rejection in read_rejections(directory)]
         assert reasons in (["first"], ["first", "second"])
+
+    assert sweep(tmp_path, prepare, work, good) >= 5
+
+
+def put_replicas(directory: Path, step: int, payload: bytes, storage: Storage) -> None:
+    """Rank 0 with its tensors, rank 1 with a header that refers to them."""
+    header, view = raw_segment(step, payload, Identity("job", 1, 0, 2, -1))
+    source = commit_shard(storage, directory, header, view, writer="n0")
+    header, view = raw_segment(step, payload, Identity("job", 1, 1, 2, -1))
+    record = commit_replica(
+        storage, directory, header, view, source,
+        lambda tensors: same_as_stored(tensors, step_folder(directory, step), source), writer="n1",
+    )  # fmt: skip
+    assert record is not None
+    finish_step(storage, directory, step, 1, writer="n1")
+
+
+def test_a_cut_while_replicas_share_a_file_leaves_the_last_step(tmp_path: Path) -> None:
+    def prepare(directory: Path) -> None:
+        put_step(directory, 10, ranks=[0, 1], world_size=2)
+
+    def work(directory: Path, storage: Storage) -> None:
+        put_replicas(directory, 20, b"shared tensors", storage)
+
+    def good(directory: Path) -> None:
+        assert everything_named_is_whole(directory) in ([10], [10, 20])
+        for writer in ("n0", "n1"):
+            remove_temporaries(Storage(), directory, writer=writer)
+        put_replicas(directory, 20, b"shared tensors", Storage())
+        assert everything_named_is_whole(directory) == [10, 20]
+        assert bytes(read_from_disk(directory, Identity("job", 1, 1, 2, 20)).memory[:6]) == b"shared"
+
+    assert sweep(tmp_path, prepare, work, good) >= 18
+
+
+def test_a_cut_while_a_step_is_called_verified_leaves_the_old_or_the_new_list(tmp_path: Path) -> None:
+    def prepare(directory: Path) -> None:
+        add_verification(directory, Verification(10, 1, "first"), Storage(), "n0")
+
+    def work(directory: Path, storage: Storage) -> None:
+        add_verification(directory, Verification(20, 1, "second"), storage, "n0")
+
+    def good(directory: Path) -> None:
+        steps = [entry.step for entry in read_verifications(directory)]
+        assert steps in ([10], [10, 20])
 
     assert sweep(tmp_path, prepare, work, good) >= 5

@@ -27,7 +27,7 @@ from ckpt_engine.manifest import (
     record_name,
     step_folder,
 )
-from ckpt_engine.rejection import REJECTED, read_or_reject_all
+from ckpt_engine.rejection import REJECTED, Rejection, decode_rejections, encode_rejections, read_or_reject_all
 from ckpt_engine.segment import (
     PAGE_BYTES,
     SlotState,
@@ -43,6 +43,7 @@ from ckpt_engine.segment import (
 )
 from ckpt_engine.shardfile import Identity, ShardChecks, decode_header, encode_header, identity_of
 from ckpt_engine.tree import dump_tree, encode_tree, load_tree
+from ckpt_engine.verification import Verification, decode_verifications, encode_verifications
 from tests.ckpt_lab import RAW_VALUES, fill_segment, raw_header
 
 PAYLOAD = bytes(range(100))
@@ -129,11 +130,20 @@ def manifest_bytes() -> bytes:
     return encode_manifest(Manifest("job", 3, 2, 120, records))
 
 
+def replicas_bytes() -> bytes:
+    own = ShardRecord("job", 3, 0, 2, 120, "ab", ShardChecks(500, 1, 2))
+    other = ShardRecord("job", 3, 1, 2, 120, "ab", ShardChecks(90, 1, 2), 0)
+    return encode_manifest(Manifest("job", 3, 2, 120, (own, other)))
+
+
 READERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
     "shard header": (lambda raw: decode_header(raw, len(raw) + len(PAYLOAD)), shard_header()),
     "layout": (lambda raw: decode_layout(raw, 8), b'{"tensors":[["w","int8",[8],0]]}'),
     "tree": (lambda raw: load_tree(raw, 1), RAW_VALUES),
     "manifest": (lambda raw: decode_manifest(raw, 120), manifest_bytes()),
+    "manifest of replicas": (lambda raw: decode_manifest(raw, 120), replicas_bytes()),
+    "rejections": (lambda raw: decode_rejections(raw, "it"), encode_rejections([Rejection(3, 1, "NaN")])),
+    "verifications": (lambda raw: decode_verifications(raw, "it"), encode_verifications([Verification(3, 1)])),
     "packet": (wire.decode, b'{"op":"load","step":null}'),
 }
 JSON = st.recursive(
