@@ -70,6 +70,7 @@ class NodeState(msgspec.Struct, kw_only=True):
 
     node: str
     heard_at: float | None = None  # its last heartbeat
+    taken_at: float | None = None  # when the bus took the newest it took of them, by its own clock
     ended: bool = False
     last: Source | None = None
 
@@ -97,6 +98,7 @@ class Roster(msgspec.Struct, kw_only=True):
     trained_since: float | None = None  # when the first step of the attempt was told
     phase_seconds: dict[str, list[float]] = {}  # how long a rank was in a phase, of the last times
     clocks: Clocks = msgspec.field(default_factory=Clocks)
+    bus_at: float = 0.0  # when the bus took the newest heartbeat, by its own clock
 
     def observe(self, message: Message, place: Place | None) -> None:
         """Take in one message of this attempt."""
@@ -138,9 +140,11 @@ class Roster(msgspec.Struct, kw_only=True):
 
     def beat(self, message: NodeHeartbeat, place: Place | None) -> None:
         """A launcher lives, whatever attempt it speaks of."""
+        node = self.node(message.node)
         if place is not None and place.appended_at is not None:
             self.clocks.note(message.node, place.appended_at - message.at)
-        node = self.node(message.node)
+            self.bus_at = max(self.bus_at, place.appended_at)
+            node.taken_at = max(node.taken_at or 0.0, place.appended_at)
         if node.heard_at is None or message.at >= node.heard_at:
             node.heard_at, node.last = message.at, source_of(message, place)
 
@@ -156,6 +160,18 @@ class Roster(msgspec.Struct, kw_only=True):
     def node_of(self, rank: int) -> str | None:
         state = self.ranks.get(rank)
         return state.node if state else None
+
+    def recount(self, now: float) -> None:
+        """The job may count its steps anew: the newest is what its ranks are in now."""
+        newest = max(rank.step for rank in self.ranks.values())
+        if newest < self.newest_step:
+            self.newest_step, self.newest_at = newest, now
+
+    def leap(self, seconds: float) -> None:
+        """A producer's clock has stepped on by so much: nobody stood still or was silent meanwhile."""
+        self.changed_at += seconds
+        for node in self.nodes.values():
+            node.heard_at = None if node.heard_at is None else node.heard_at + seconds
 
     @property
     def size(self) -> int:
@@ -216,6 +232,13 @@ class Roster(msgspec.Struct, kw_only=True):
             rank.moved_at = message.at
             self.changed_at = max(self.changed_at, message.at)
         self.enter_phase(rank, message.phase, message.at)
+        if message.step > self.newest_step:
+            if self.newest_step >= 0:
+                seconds = (message.at - self.newest_at) / (message.step - self.newest_step)
+                self.step_seconds = [*self.step_seconds[-63:], seconds]
+                if self.apart_at is None or self.apart_at < self.newest_at:  # such phases have ceilings of their own
+                    self.longest_step = max(self.longest_step, seconds)
+            self.newest_step, self.newest_at = message.step, message.at
         rank.step = message.step
 
     def enter_phase(self, rank: RankState, phase: Phase, at: float) -> None:
@@ -223,6 +246,8 @@ class Roster(msgspec.Struct, kw_only=True):
         ends the one before; a phase whose beginning nobody saw has no length."""
         if phase == rank.phase:
             return
+        if phase in TIMED_PHASES or rank.phase in TIMED_PHASES:
+            self.apart_at = max(self.apart_at or at, at)
         if rank.phase in TIMED_PHASES and rank.phase_since is not None:
             known = self.phase_seconds.get(rank.phase, [])
             self.phase_seconds[rank.phase] = [*known[-(PHASES_MAX - 1) :], at - rank.phase_since]
@@ -232,18 +257,9 @@ class Roster(msgspec.Struct, kw_only=True):
         """A rank's GPU told how busy it is."""
         busy = message.columns.get("hw.gpu.utilization")
         if busy is None or not message.device.startswith("gpu"):
-        if message.step > self.newest_step:
-            if self.newest_step >= 0:
-                seconds = (message.at - self.newest_at) / (message.step - self.newest_step)
-                self.step_seconds = [*self.step_seconds[-63:], seconds]
-                if self.apart_at is None or self.apart_at < self.newest_at:  # such phases have ceilings of their own
-                    self.longest_step = max(self.longest_step, seconds)
-            self.newest_step, self.newest_at = message.step, message.at
             return
         power = message.columns.get("hw.gpu.power", (None,) * len(busy))
         patience = max(MOVING_SECONDS, 2.0 * self.median_step)
         for row, at in enumerate(message.sampled_at):
             moving = self.moved_at is not None and at - self.moved_at <= patience and rank.phase != "init"
             rank.gpu.sample(at, busy[row], power[row], moving=moving)
-        if phase in TIMED_PHASES or rank.phase in TIMED_PHASES:
-            self.apart_at = max(self.apart_at or at, at)

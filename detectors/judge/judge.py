@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +52,8 @@ class _State(msgspec.Struct):
     closed: dict[str, Verdict] = {}  # conditions that ended a short time ago, by key
     reopened: dict[str, list[float]] = {}  # when a condition came back
     ending: dict[str, float] = {}  # conditions that come and go: quiet since
-    ids: list[str] = []
     until: dict[str, float] = {}  # conditions that nobody ends: when they are over, unless they are said again
+    ids: list[str] = []
     over: bool = False
 
 
@@ -110,6 +111,10 @@ class Judge:
     def open_conditions(self) -> list[str]:
         return sorted(self._state.conditions)
 
+    def opened_by(self, detectors: Collection[str]) -> list[str]:
+        """Keys of the open conditions that one of these has said."""
+        return [key for key in self.open_conditions() if self._state.conditions[key].detector in detectors]
+
     def hear(self, now: float, clues: list[Clue], roster: Roster, *, node_suspected: bool = False) -> list[Verdict]:
         """Weigh new clues (and time) and say what changed about the crash-class incident."""
         state = self._state
@@ -136,13 +141,13 @@ class Judge:
         `reopen_seconds` goes on under its id."""
         state = self._state
         state.ending.pop(condition.key, None)
+        if condition.quiet_seconds is not None:
+            state.until[condition.key] = now + condition.quiet_seconds
         if condition.key in state.conditions:
             return []
         severity, advice = CLASS_TABLE[condition.fault_class]
         cause = slowed_by(condition, list(state.conditions.values()))
         if cause is not None:
-        if condition.quiet_seconds is not None:
-            state.until[condition.key] = now + condition.quiet_seconds
             condition = msgspec.structs.replace(
                 condition, summary=f"{condition.summary} The cause may be: {cause.summary}",
                 evidence=(*condition.evidence[: EVIDENCE_MAX - 1], *cause.evidence[:1]),
@@ -194,12 +199,12 @@ class Judge:
     def _close(self, now: float, key: str) -> Verdict:
         state = self._state
         state.ending.pop(key, None)
+        state.until.pop(key, None)
         verdict = state.closed[key] = _revise(state.conditions.pop(key), now, status="closed")
         return verdict
 
     def recovered(self, now: float) -> list[Verdict]:
         """The hang or the silence is over: the job moves again, the launchers speak again."""
-        state.until.pop(key, None)
         fatal = self._state.fatal
         if fatal is None:
             return []
