@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
+from detectors.attempt import BY_STEPS, Attempt
 from detectors.channel import Ended
-from detectors.channels import make_channels
 from detectors.clues import Clue, Condition, Place
 from detectors.config import DetectorConfig
 from detectors.ensemble.ensemble import Ensemble, EnsembleRefused
@@ -31,6 +31,7 @@ from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics,
 
 TICK_SECONDS = 0.25
 GAP_TICKS_MAX = 2400  # of a longer silence only the end is looked at
+CLOCK_STEP_SECONDS = 5.0  # no node is lost by event time that has not passed
 BESIDE = ("warning/", "storm/")  # conditions that say nothing about timings
 STATE_VERSION = 3
 
@@ -43,35 +44,6 @@ class Counts(msgspec.Struct):
     late: int = 0
     steps: int = 0
     verdicts: int = 0
-
-
-class _Attempt:
-    """Everything known of one attempt; it dies with it."""
-
-    def __init__(self, job: str, roster: Roster, config: DetectorConfig, book: LogBook) -> None:
-        self.roster = roster
-        self.numbers = JobChannel(config.job)
-        self.judge = Judge(job, roster.attempt, config.judge)
-        self.book = book
-        self.matrix: StepMatrix | None = None
-        self.channel: RankChannel | None = None
-        self.watch: Watch | None = None
-        self.channels = make_channels(config)
-        self.listening = {
-            kind: [channel for channel in self.channels.values() if kind in channel.wants]
-            for kind in {kind for channel in self.channels.values() for kind in channel.wants}
-        }
-        self.clues: list[Clue] = []
-        self.warnings: list[Condition] = []
-
-    def channel_states(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        """The states of the channels by their names; arrays are named `<channel>.<array>`."""
-        states: dict[str, Any] = {}
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        for name, channel in self.channels.items():
-            states[name], parts = channel.to_state()
-            arrays |= {f"{name}.{array}": values for array, values in parts.items()}
-        return states, arrays
 
 
 class JobDetector:
@@ -95,8 +67,9 @@ class JobDetector:
         self.ensemble = ensemble or Ensemble(self.config.ensemble)
         self._trusted = trusted
         self.counts = Counts()
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._tick: int | None = None
+        self._taken_at: float | None = None  # the bus's time of the last message before which ticks were run
         self._out: list[Verdict] = []
 
     @property
@@ -137,7 +110,7 @@ class JobDetector:
         self.counts.messages += 1
         if self._tick is not None:
             self.counts.late += message.at <= self._tick * TICK_SECONDS
-            self._run_ticks(message.at, before=True)
+            self._run_ticks(message.at, before=True, taken_at=None if place is None else place.appended_at)
         attempt = self._attempt
         if attempt is not None and message.attempt < attempt.roster.attempt:
             self.counts.older_attempts += 1
@@ -152,7 +125,7 @@ class JobDetector:
         if isinstance(message, Metrics):
             if message.rank >= 0:
                 attempt.numbers.observe(message, place)
-                self._matrix_of(attempt, message).add(message, place)
+                (attempt.matrix or attempt.begin_steps(self.ensemble, message.at)).add(message, place)
         elif isinstance(message, Logs):
             clues, warnings = attempt.book.read(message, place, attempt.roster)
             attempt.clues += clues
@@ -165,10 +138,11 @@ class JobDetector:
         """Other log rules, from the next tick on."""
         self._rules_next = rules
 
-    def advance(self, watermark: float | None) -> list[Verdict]:
-        """Everything up to `watermark` has been observed: run the ticks up to it and hand out what they said."""
+    def advance(self, watermark: float | None, taken_at: float | None = None) -> list[Verdict]:
+        """Everything up to `watermark`, by the bus's clock up to `taken_at`, has been observed: run the ticks up to it
+        and hand out what they said."""
         if watermark is not None:
-            self._run_ticks(watermark, before=False)
+            self._run_ticks(watermark, before=False, taken_at=taken_at)
         out, self._out = self._out, []
         self.counts.verdicts += len(out)
         return out
@@ -181,7 +155,7 @@ class JobDetector:
         arrays |= {f"ensemble.{name}": array for name, array in parts.items()}
         state: dict[str, Any] = {
             "version": STATE_VERSION, "job": self.job, "tick": self._tick, "ensemble": ensemble,
-            "counts": msgspec.to_builtins(self.counts), "attempt": None,
+            "counts": msgspec.to_builtins(self.counts), "attempt": None, "taken_at": self._taken_at,
         }  # fmt: skip
         attempt = self._attempt
         if attempt is None:
@@ -222,7 +196,7 @@ class JobDetector:
             )
         detector = cls(job, config, rules)
         detector.counts = msgspec.convert(state["counts"], Counts)
-        detector._tick = state["tick"]
+        detector._tick, detector._taken_at = state["tick"], state.get("taken_at")
         try:
             detector.ensemble = Ensemble.from_state(
                 state["ensemble"], _part(arrays, "ensemble."), detector.config.ensemble
@@ -234,10 +208,10 @@ class JobDetector:
             detector._attempt = detector._restore(held, arrays)
         return detector
 
-    def _restore(self, held: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> _Attempt:
+    def _restore(self, held: dict[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Attempt:
         config = self.config
         roster = msgspec.convert(held["roster"], Roster, strict=False)
-        attempt = _Attempt(self.job, roster, config, LogBook.from_state(held["book"], self.rules))
+        attempt = Attempt(self.job, roster, config, LogBook.from_state(held["book"], self.rules))
         attempt.numbers = JobChannel.from_state(held["numbers"], config.job)
         attempt.judge = Judge.from_state(self.job, roster.attempt, held["judge"], config.judge)
         attempt.clues = msgspec.convert(held["clues"], list[Clue])
@@ -255,7 +229,7 @@ class JobDetector:
                 attempt.watch.load_state(held["watch"], _part(arrays, "watch."))
         return attempt
 
-    def _begin_attempt(self, message: Message) -> _Attempt:
+    def _begin_attempt(self, message: Message) -> Attempt:
         """A newer attempt: whatever is open of the old one ends, and nothing of it is carried over."""
         started = message.at
         roster = Roster(attempt=message.attempt, started_at=started)
@@ -263,27 +237,24 @@ class JobDetector:
             self._out += self._attempt.judge.close_all(message.at)
             roster.clocks = self._attempt.roster.clocks  # of the nodes, which outlive attempts
         book = self._attempt.book.successor() if self._attempt is not None else LogBook(self.rules)
-        self._attempt = _Attempt(self.job, roster, self.config, book)
+        self._attempt = Attempt(self.job, roster, self.config, book)
         if self._tick is None or isinstance(message, AttemptStarted):
             self._tick = max(self._tick or 0, math.floor(started / TICK_SECONDS))
         return self._attempt
 
-    def _matrix_of(self, attempt: _Attempt, message: Metrics) -> StepMatrix:
-        """The step matrix, made for all ranks that are known; a rank nobody announced makes it start again."""
-        if attempt.matrix is None or not attempt.matrix.has(message.rank):
-            ranks = sorted(attempt.roster.ranks)
-            nodes = [attempt.roster.ranks[rank].node for rank in ranks]
-            attempt.matrix = StepMatrix(ranks, self.config.steps)
-            roles = [attempt.roster.ranks[rank].role for rank in ranks]
-            attempt.channel = RankChannel(ranks, nodes, self.config.rank, roles)
-            attempt.watch = Watch(self.ensemble, ranks, nodes)
-        return attempt.matrix
-
-    def _run_ticks(self, until: float, *, before: bool) -> None:
-        """Run the ticks up to `until` (not `until` itself where `before`)."""
+    def _run_ticks(self, until: float, *, before: bool, taken_at: float | None = None) -> None:
+        """Run the ticks up to `until` (not `until` itself where `before`). `taken_at`: the bus's time of what comes
+        then; where less of that has passed, a producer's clock has stepped, and nobody was silent meanwhile."""
         if self._tick is None or until < (self._tick + 1) * TICK_SECONDS:
             return
         last = math.ceil(until / TICK_SECONDS) - 1 if before else math.floor(until / TICK_SECONDS)
+        if taken_at is not None:
+            leap = until - self._tick * TICK_SECONDS - max(0.0, taken_at - (self._taken_at or 0.0))
+            self._taken_at = taken_at
+            if leap > CLOCK_STEP_SECONDS:
+                self._tick = last
+                if self._attempt is not None:
+                    self._attempt.roster.leap(leap)
         if last - self._tick > GAP_TICKS_MAX:
             self._look(self._tick + 1)
             self._tick = last - GAP_TICKS_MAX
@@ -340,8 +311,12 @@ class JobDetector:
         if self._attempt is not None:
             self._attempt.book.rules = rules
 
-    def _score(self, attempt: _Attempt, now: float) -> list[Finding]:
+    def _score(self, attempt: Attempt, now: float) -> list[Finding]:
         """Close what can be closed, score it, and let the models learn from what is clean."""
+        if attempt.counts_anew:
+            ended = attempt.judge.opened_by(BY_STEPS)
+            self._out += [said for key in ended for said in attempt.judge.end(now, key)]
+            attempt.begin_steps(self.ensemble, now)
         matrix, channel, watch = attempt.matrix, attempt.channel, attempt.watch
         if matrix is None or channel is None or watch is None:
             return []
@@ -366,7 +341,7 @@ class JobDetector:
             found += channel.rescore(matrix, step)
         return found
 
-    def _say(self, attempt: _Attempt, finding: Finding, now: float) -> list[Verdict]:
+    def _say(self, attempt: Attempt, finding: Finding, now: float) -> list[Verdict]:
         matrix, channel, watch = attempt.matrix, attempt.channel, attempt.watch
         assert matrix is not None
         assert channel is not None

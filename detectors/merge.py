@@ -39,15 +39,20 @@ class Merged(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Stream(msgspec.Struct):
-    """Which sequences of one producer have been seen: all up to `floor`, and those in `ahead`."""
+    """Which sequences of one producer have been seen: all up to `floor` but those in `again`, and those in `ahead`."""
 
     floor: int = -1
     ahead: list[int] = []
+    again: list[int] = []  # held back when the state was saved: the bus brings them once more
+    delay: float | None = None  # of its last message, where it is prompt: the bus's time less the producer's
 
     def has(self, sequence: int) -> bool:
-        return sequence <= self.floor or sequence in self.ahead
+        return (sequence <= self.floor and sequence not in self.again) or sequence in self.ahead
 
     def add(self, sequence: int, gap_max: int) -> None:
+        if sequence in self.again:
+            self.again.remove(sequence)
+            return
         self.ahead.append(sequence)
         if sequence != self.floor + 1 and len(self.ahead) <= gap_max:
             return
@@ -70,7 +75,6 @@ class _State(msgspec.Struct):
     streams: dict[str, _Stream] = {}
     duplicates: int = 0
     late: int = 0
-    delays: dict[str, float] = {}  # by node: the bus's time less the producer's, of its last message
     bus_at: float = 0.0  # the bus's time of the last message
     reconnecting_until: float = 0.0  # of bus time
 
@@ -94,11 +98,17 @@ class Merge:
         self._newest_of: dict[Topic, float] = dict.fromkeys(TOPIC_OF.values(), float("-inf"))
         self._count = 0
         self._reconnecting = False
+        self._silent_until = 0.0  # by the wall
 
     @property
     def watermark(self) -> float | None:
         """Everything up to here has been released; None before the first heartbeat."""
         return self._state.watermark
+
+    @property
+    def heard_until(self) -> float | None:
+        """By the bus's clock: up to when it is known what was said, and what was not. None where that is not told."""
+        return max(self._state.bus_at, self._silent_until) if self._state.bus_at > 0.0 else None
 
     @property
     def duplicates(self) -> int:
@@ -114,8 +124,6 @@ class Merge:
         `appended_at` is when the bus took it.
         """
         state, at, sequence = self._state, message.at, message.sequence  # the hot path: every message comes by here
-        if appended_at is not None:
-            self._note_bus(message, appended_at)
         topic = TOPIC_OF[type(message)]
         if at > self._newest_of[topic]:
             self._newest_of[topic] = at
@@ -126,6 +134,8 @@ class Merge:
         stream = self._streams.get(key)
         if stream is None:
             stream = self._streams[key] = state.streams.setdefault(_stream_key(message, topic), _Stream())
+        if appended_at is not None:
+            self._note_bus(message, appended_at, stream)
         if sequence == stream.floor + 1 and not stream.ahead:
             stream.floor = sequence
         elif stream.has(sequence):
@@ -161,14 +171,20 @@ class Merge:
         return released
 
     def advance(self, now: float, lagging: Collection[Topic] = ()) -> None:
-        """Wall time is `now`: when nothing newer than `now` less the lateness has come, stop waiting for it."""
-        bus_now = self._state.bus_at if lagging else now  # who catches up with an old outage waits as one did then
-        self._reconnecting = bus_now < self._state.reconnecting_until
+        """Wall time is `now`: when nothing has come for the lateness, stop waiting for it. Event time goes on from the
+        newest heartbeat by as much as the bus was silent, for the job's clocks need not be ours."""
+        state = self._state
+        bus_now = state.bus_at if lagging else now  # who catches up with an old outage waits as one did then
+        self._reconnecting = bus_now < state.reconnecting_until
         if self._reconnecting:
             return
-        limit = now - self.config.lateness_seconds
-        if self._state.newest_at <= limit:
-            self._raise_to(self._limit(limit, lagging))
+        newest, spoke_at = state.newest_at, state.newest_at
+        if state.bus_at > 0.0:
+            newest, spoke_at = max(state.heartbeats.values(), default=newest), state.bus_at
+        late = now - spoke_at - self.config.lateness_seconds
+        if late >= 0.0:
+            self._silent_until = now
+            self._raise_to(self._limit(newest + late, lagging))
 
     def held_offsets(self) -> dict[TopicPartition, int]:
         """The lowest offset of what is held back, by partition: where to read again from after a restart."""
@@ -195,18 +211,18 @@ class Merge:
         merge._state = msgspec.convert(state, _State)
         return merge
 
-    def _note_bus(self, message: Message, appended_at: float) -> None:
-        """See the end of an outage: a difference of delays, so that a node's clock may be wrong."""
+    def _note_bus(self, message: Message, appended_at: float, stream: _Stream) -> None:
+        """See the end of an outage: a delay that has grown at once. A difference, so that the producer's clock may be
+        wrong; of one producer, for one that is always late is no outage."""
         state = self._state
         if appended_at > state.bus_at:
             state.bus_at = appended_at
         if type(message) not in PROMPT:
             return
-        delay = appended_at - message.at
-        if delay - state.delays.get(message.node, delay) > self.config.outage_seconds:
+        before, stream.delay = stream.delay, appended_at - message.at
+        if before is not None and stream.delay - before > self.config.outage_seconds:
             state.reconnecting_until = appended_at + self.config.reconnect_seconds
             self._reconnecting = True
-        state.delays[message.node] = delay
 
     def _begin_attempt(self, attempt: int) -> None:
         state = self._state
@@ -257,9 +273,8 @@ def _order(merged: Merged) -> tuple[float, int, str, str, int]:
 
 
 def _forget(stream: _Stream, sequence: int) -> None:
-    """Take one sequence out of what has been seen; what was contiguous above it moves to `ahead`."""
+    """Take one sequence out of what has been seen."""
     if sequence <= stream.floor:
-        stream.ahead = sorted({*stream.ahead, *range(sequence + 1, stream.floor + 1)})
-        stream.floor = sequence - 1
+        stream.again.append(sequence)
     elif sequence in stream.ahead:
         stream.ahead.remove(sequence)

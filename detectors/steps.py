@@ -37,6 +37,7 @@ ALIASES = {  # what `run.log(grad_norm=…)` and its like mean; a number under i
 APART = frozenset(("init", "warmup", "checkpoint", "eval"))  # phases whose steps are not compared with training
 NOWHERE = -(2**62)
 LAYOUTS_MAX = 1_000  # sets of column names remembered
+BACK_ROWS = 3  # of steps told before, one after another: the rank has gone back
 LARGEST = float(np.finfo(np.float32).max)  # beyond it a sample is no number
 
 
@@ -60,6 +61,8 @@ class _State(msgspec.Struct):
     apart: list[int] = []
     partition: int | None = None
     revised: list[int] = []
+    ahead: set[int] = set()  # columns of ranks that tell of steps where the ring does not reach
+    back: dict[int, int] = {}  # by column: rows, one after another, of steps before those it had told
 
 
 class StepMatrix:
@@ -76,6 +79,9 @@ class StepMatrix:
         self._sequence: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
         self._offset: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
         self._step: list[int] = [NOWHERE] * depth
+        self._newest = [-1] * len(ranks)  # of each rank: the sequence of its newest message with steps
+        self._highest = [-1] * len(ranks)  # and the step it has come to
+        self._telling = 0  # ranks that have told of any
         self._reported = [bytearray(len(ranks)) for _ in range(depth)]  # who has told of a slot's step at all
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._fresh: dict[tuple[str, ...], _Fresh] = {}  # first reports that are not in the matrix yet
@@ -95,12 +101,15 @@ class StepMatrix:
     def add(self, message: Metrics, place: Place | None) -> None:
         """Write the steps of one message; a step that is closed already, and changes, is remembered as revised.
 
-        Of two messages about the same step the one sent later counts, whichever comes first.
+        Of two messages about the same step the one sent later counts, whichever comes first. Steps far from those of
+        the others are not taken in: one rank's wrong number must not carry the whole matrix away.
         """
-        state, column = self._state, self._column[message.rank]
+        state, column = self._state, self._column.get(message.rank)
+        if column is None:
+            return  # nobody announced it; who has made this matrix makes another with it
         if message.phase in APART and message.step >= 0 and message.step not in state.apart:
             state.apart = [*state.apart[-63:], message.step]
-        if not message.steps:
+        if not message.steps or (message.sequence > self._newest[column] and self._is_elsewhere(message, column)):
             return
         offset = -1
         if place is not None:
@@ -130,6 +139,36 @@ class StepMatrix:
                 changed = True
             if changed and state.next_step is not None and step < state.next_step and step not in state.revised:
                 state.revised.append(step)
+
+    @property
+    def astray(self) -> bool:
+        """Most ranks that tell of steps have gone back behind what they, or all, had told: the job counts its steps
+        anew, and so must whoever watches them."""
+        back = sum(rows >= BACK_ROWS for rows in self._state.back.values())
+        return 2 * back > self._telling
+
+    def _is_elsewhere(self, message: Metrics, column: int) -> bool:
+        """Whether the ring has no place for these steps. A rank that goes back is noted, though its steps may have."""
+        state, first, last, depth = self._state, message.steps[0], message.steps[-1], len(self._step)
+        self._newest[column] = message.sequence
+        known = state.newest_step >= 0
+        if known and first >= state.newest_step + depth:
+            state.ahead.add(column)
+            if 2 * len(state.ahead) <= self._telling:
+                return True
+            state.ahead.clear()  # most have leapt: that is where the job is
+        behind = known and last <= state.newest_step - depth
+        if behind or last < self._highest[column]:
+            state.back[column] = state.back.get(column, 0) + len(message.steps)
+            self._telling += self._highest[column] < 0
+            self._highest[column] = max(self._highest[column], 0)
+            return behind
+        if state.back or state.ahead:
+            state.back.pop(column, None)
+            state.ahead.discard(column)
+        self._telling += self._highest[column] < 0
+        self._highest[column] = last
+        return False
 
     def _layout(self, key: tuple[str, ...]) -> _Layout:
         if len(self._layouts) >= LAYOUTS_MAX:
@@ -247,6 +286,7 @@ class StepMatrix:
         return msgspec.to_builtins(self._state, str_keys=True), {
             "values": self._values, "seen_at": self._seen_at, "sequence": self._sequence,
             "offset": self._offset, "step": np.array(self._step, dtype=np.int64),
+            "told": np.array([self._newest, self._highest], dtype=np.int64),
         }  # fmt: skip
 
     @classmethod
@@ -260,6 +300,9 @@ class StepMatrix:
         matrix._sequence, matrix._offset = arrays["sequence"].copy(), arrays["offset"].copy()
         matrix._step = arrays["step"].tolist()
         matrix._reported = [bytearray((row >= 0).tobytes()) for row in matrix._sequence]
+        if "told" in arrays:
+            matrix._newest, matrix._highest = arrays["told"].tolist()
+            matrix._telling = sum(step >= 0 for step in matrix._highest)
         return matrix
 
     def _passed(self, step: int, now: float) -> bool:

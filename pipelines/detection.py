@@ -87,7 +87,7 @@ class Detection:
             for merged in job.merge.take(behind):
                 job.detector.observe(merged.message, merged.place)
             if job.merge.watermark is not None:
-                verdicts += job.detector.advance(job.merge.watermark)
+                verdicts += job.detector.advance(job.merge.watermark, job.merge.heard_until)
             if now - job.heard_at > IDLE_SECONDS_MAX:
                 del self._jobs[name]
         return verdicts
@@ -128,7 +128,7 @@ class Detection:
             detector = JobDetector.from_state(name, self._config, self._rules, state.detectors[name], own)
             self._jobs[name] = _Job(Merge.from_state(merge, self._config.merge), detector, partition, now)
         offsets = {TopicPartition(_topic(key), int(key.rpartition("/")[2])): at for key, at in state.offsets.items()}
-        self._next |= offsets
+        self._next |= {(place.topic, place.partition): at for place, at in offsets.items()}
         return offsets
 
     def drop(self, partition: int) -> None:

@@ -18,10 +18,20 @@ from detectors.channel import Arrays, Ended, Told
 from detectors.clues import Place
 from detectors.job.change_point import Change, ChangePoint, ChangePointConfig, ChangePointState
 from detectors.job.pace_data import DataWatch, DataWatchConfig, DataWatchState
-from detectors.job.pace_story import Cut, PaceStory, StoryConfig, cut_of, finite, is_regime, story_of
+from detectors.job.pace_story import (
+    Cut,
+    PaceStory,
+    StoryConfig,
+    cut_of,
+    finite,
+    is_regime,
+    story_of,
+    with_slower_ranks,
+)
 from detectors.job.pace_words import condition_of
 from detectors.job.phases import Phases, PhasesConfig
 from detectors.job.step_summary import INDEX, Rows, summary_of
+from detectors.ranks.few_peers import FEW_MAX
 from detectors.roster import Roster
 from detectors.steps import APART, Floats, StepMatrix
 from ingest.events import Message, Metrics
@@ -47,6 +57,8 @@ class PaceConfig:
     alone_after_steps: int = 50  # what one rank does to all is said here only when nobody else has a limit for it
     alone_share_max: float = 0.10
     alone_majority: float = 0.7  # of the steps the same rank was the last
+    several_share: float = 0.25  # of the ranks that compute longer: fewer are named by the rank channel
+    several_named_max: int = 4  # which names so many at once whatever their share, but in the smallest jobs
     accept_steps: int = 200  # after being told: the new pace is the normal one
     settle_steps: int = 50  # a regime that has not changed for so long has settled
     pause: ChangePointConfig = field(
@@ -178,7 +190,7 @@ class PaceChannel:
             return values / self._state.scale
         if name == "own":
             values = np.where(np.isfinite(values), values, self._rows.column("wall", rows))
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             return np.log(values)
 
     def _cut(self, count: int) -> Cut:
@@ -208,6 +220,8 @@ class PaceChannel:
     def _explain(self, name: str, cut: Cut, matrix: StepMatrix, roster: Roster) -> None:
         state = self._state
         story = self._story(cut)
+        if story.part == "one_rank" and DATA not in state.open:
+            story = self._several(story, cut, matrix, roster)
         if DATA in state.open or story.part in ("one_rank", "delay"):
             state.silent = [*state.silent, name] if name not in state.silent else state.silent
             return
@@ -218,6 +232,14 @@ class PaceChannel:
         state.waiting = [other for other in state.waiting if other != name]
         state.opener, state.slow_for = name, 0
         self._open(JOB_SLOW, story, matrix, roster)
+
+    def _several(self, story: PaceStory, cut: Cut, matrix: StepMatrix, roster: Roster) -> PaceStory:
+        """Is it not one rank, but so many on several nodes that the rank channel calls none of them odd?"""
+        found, config = with_slower_ranks(story, self._rows, cut, matrix, self.config.few_part_min), self.config
+        named = 0 if len(matrix.ranks) <= FEW_MAX else config.several_named_max
+        many = len(found.ranks) > max(named, config.several_share * len(matrix.ranks))
+        apart = len({roster.node_of(rank) for rank in found.ranks}) > 1
+        return found._replace(part="several") if many and apart else story
 
     def _least(self, name: str, cut: Cut) -> float:
         """By how much (a logarithm) a step has to be longer for a change of this series to be worth a word."""
@@ -281,7 +303,7 @@ class PaceChannel:
             busy = [_busy(matrix, int(step), column) for step in self._rows.column("step", rows)]
             known = finite(np.array(busy))
             medians.append(float(np.median(known)) if len(known) else math.nan)
-        return medians[1] / medians[0] - 1.0
+        return medians[1] / medians[0] - 1.0 if medians[0] > 0.0 else math.nan
 
     def _watch_data(self, matrix: StepMatrix, roster: Roster) -> None:
         """All ranks wait for data, steadily or in every second or third step."""
@@ -331,6 +353,7 @@ class PaceChannel:
             for other in SERIES:
                 if other != name and self._points[other].state.held is not None:
                     self._points[other].release()
+            state.silent, state.waiting = [], []  # nothing is held any more
 
     def _restart(self, count: int) -> None:
         """The last `count` steps are the new normal for every series."""
@@ -348,7 +371,7 @@ class PaceChannel:
         longest, state.visit, state.visit_phase = max(state.visit), [], ""
         change = self._points[name].add(math.log(longest))
         key = f"{JOB_SLOW}/{name}"
-        if change is None or not len(self._rows.table):
+        if change is None or len(self._rows.table) < 2:
             return
         if change.kind == "ended":
             self._end(key)

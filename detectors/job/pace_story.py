@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from detectors.job.step_summary import SIGNALS, Rows
-from detectors.steps import Floats
+from detectors.steps import Floats, StepMatrix
 
 COLUMN_OF = {"compute": "wall", "delay": "delay", "wait": "wait", "optimizer": "optimizer", "data": "data"}
 
@@ -24,7 +24,7 @@ class Cut(NamedTuple):
 class PaceStory(NamedTuple):
     """A change of the pace: since when, how much, and which part of the step grew. Seconds of one step."""
 
-    part: str  # data, compute, delay, wait, optimizer; one_rank, unknown; signals, accepted; checkpoint, eval
+    part: str  # data, compute, delay, wait, optimizer; one_rank, several, unknown; signals, accepted; checkpoint, eval
     onset: Floats  # the row of the first step, entries as in step_summary.COLUMNS
     before: float
     after: float
@@ -34,6 +34,7 @@ class PaceStory(NamedTuple):
     signals: dict[str, tuple[float, float]]
     rank: int | None  # whom the others wait for, where that is known
     measured: bool  # the ranks tell the parts of their steps
+    ranks: tuple[int, ...] = ()  # that compute longer, where that are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,35 @@ def is_regime(rows: Rows, cut: Cut, config: StoryConfig) -> bool:
         elif grown >= config.signal_min and seconds <= 2.0 * grown + config.signal_slack:
             return True
     return False
+
+
+def with_slower_ranks(story: PaceStory, rows: Rows, cut: Cut, matrix: StepMatrix, least: float) -> PaceStory:
+    """The story with the ranks that compute longer since the change: by this share, and by half of what the step
+    grew. Without them where there are none, or the matrix has forgotten the steps before."""
+    usual, now = (_usual_compute(rows.column("step", part), matrix) for part in cut)
+    if usual is None or now is None:
+        return story
+    with np.errstate(invalid="ignore"):
+        longer = (now >= (1.0 + least) * usual) & (now - usual >= 0.5 * (story.after - story.before))
+    if not longer.any():
+        return story
+    ranks = tuple(rank for rank, grew in zip(matrix.ranks, longer.tolist(), strict=True) if grew)
+    before, after = (float(np.median(seconds[longer])) for seconds in (usual, now))
+    return story._replace(ranks=ranks, part_before=before, part_after=after)
+
+
+def _usual_compute(steps: Floats, matrix: StepMatrix) -> Floats | None:
+    """Each rank's (lower) median compute seconds, its own where it can tell; None where the matrix has forgotten."""
+    known = []
+    for step in steps.astype(np.int64).tolist():
+        own, wall = matrix.values(step, "train.compute.own"), matrix.values(step, "train.compute.duration")
+        if own is not None and wall is not None:
+            known.append(np.where(np.isfinite(own), own, wall))
+    if not known:
+        return None
+    ordered = np.sort(np.stack(known), axis=0)  # NaN last
+    told = np.isfinite(ordered).sum(axis=0)
+    return np.asarray(np.take_along_axis(ordered, np.maximum(told - 1, 0)[None] // 2, axis=0)[0])
 
 
 def _jumped(rows: Rows, cut: Cut, config: StoryConfig) -> bool:

@@ -20,8 +20,10 @@ PARTS = {
     "delay": ("train.run_queue.delay", "waiting for a processor"),
     "wait": ("train.collective.wait", "the collective, even for the rank that arrives last"),
     "optimizer": ("train.optimizer.duration", "the optimizer"),
+    "several": ("train.compute.own", "computing"),
 }
 SIGNAL_WORDS = {"samples": "samples a step", "tokens": "tokens a step", "learning_rate": "the learning rate"}
+NAMED_MAX = 4  # ranks that a sentence names
 
 
 def condition_of(key: str, story: PaceStory, matrix: StepMatrix, roster: Roster) -> Condition:
@@ -43,7 +45,8 @@ def condition_of(key: str, story: PaceStory, matrix: StepMatrix, roster: Roster)
     if story.part in PARTS and math.isfinite(story.part_after):
         metric, words = PARTS[story.part]
         was, now = six_digits(story.part_before), six_digits(story.part_after)
-        evidence.append(seen(f"{words}: {was:.4g} s a step before, {now:.4g} s now, on all ranks", metric, now))
+        where = f"on {_named(story.ranks, roster)}" if story.ranks else "on all ranks"
+        evidence.append(seen(f"{words}: {was:.4g} s a step before, {now:.4g} s now, {where}", metric, now))
     for name, (was, now) in story.signals.items():
         if name != "learning_rate":
             text = (
@@ -52,8 +55,10 @@ def condition_of(key: str, story: PaceStory, matrix: StepMatrix, roster: Roster)
             )
             evidence.append(seen(text, f"train.{name}", six_digits(now), "1"))
     fault_class = CLASSES[key.partition("/")[0]]
-    culprits = (
-        () if story.rank is None else (Culprit(rank=story.rank, node=roster.node_of(story.rank), confidence=0.5),)
+    named = story.ranks if len(story.ranks) <= NAMED_MAX else ()
+    culprits = tuple(
+        Culprit(rank=rank, node=roster.node_of(rank), confidence=0.5)
+        for rank in (named if story.rank is None else (story.rank,))
     )
     return Condition(
         key=key, fault_class=fault_class, culprits=culprits, victims=max(0, roster.size - len(culprits)),
@@ -88,6 +93,12 @@ def _summary(fault_class: FaultClass, story: PaceStory, onset: int, roster: Rost
     if story.part in ("checkpoint", "eval"):
         what = "Checkpoints" if story.part == "checkpoint" else "Evaluations"
         return f"{what} take longer, {story.steps} times in a row: {story.after:.3g} s, usually {story.before:.3g} s."
+    if story.part == "several":
+        grew = f"({story.part_before:.3g} s before, {story.part_after:.3g} s now)"
+        return (
+            f"The job is slower since step {onset}: {pace}; {_named(story.ranks, roster)} compute longer {grew}, and"
+            " the others wait for them."
+        )
     if story.rank is not None:
         return (
             f"The job is slower since step {onset}: {pace}; all others wait for rank {story.rank} on"
@@ -109,3 +120,9 @@ def _because(story: PaceStory) -> str:
     if not story.measured:
         return "and its ranks do not tell the parts of their steps, so it may be one of them or all"
     return "outside of what the ranks measure in a step; no rank stands out"
+
+
+def _named(ranks: tuple[int, ...], roster: Roster) -> str:
+    if len(ranks) > NAMED_MAX:
+        return f"{len(ranks)} of {roster.size} ranks, rank {ranks[0]} on {roster.node_of(ranks[0])} first,"
+    return " and ".join(f"rank {rank} on {roster.node_of(rank)}" for rank in ranks)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from detectors.ranks.config import RankChannelConfig
 from detectors.ranks.few_peers import FEW_MAX, FewPeers
 from detectors.ranks.finding import Finding
-from detectors.ranks.hysteresis import SCALES, Bools, Evidence, Singles, since_shift
+from detectors.ranks.hysteresis import SCALES, Evidence, Singles, since_shift
 from detectors.ranks.many_peers import OWN, WALL, ManyPeers, far_out
 from detectors.ranks.node_view import NodeView
 from detectors.ranks.open_findings import KIND_OF, Opened, OpenFindings, Seen
@@ -321,10 +321,8 @@ class RankChannel:
         """The measured rule, the long window for weak slowdowns, and whole nodes."""
         few, config, found = self._few, self.config, []
         recent = slice(-config.few.of_steps, None)
-        needed = config.few.of_steps if few.cold else config.few.open_steps
         calm_below = config.few.slow_from_start_excess / 2 if few.cold else config.few.excess_close
-        slow = few.out[recent].sum(axis=0) >= needed
-        late: Bools = few.data[recent] > 1.0
+        slow = few.slow()
         for node in np.flatnonzero(few.slow_nodes()).tolist():
             over = few.node_excess[-config.few.node_of_steps :, node] > config.few.node_excess
             found += self._open.open_node(Opened("compute", node, True), over, seen)
@@ -337,8 +335,8 @@ class RankChannel:
                 limit = config.few.long_excess_alone if few.alone[column] else config.few.long_excess
                 opened = Opened("compute", column, threshold=limit / 2)
                 found += self._open.open_rank(opened, since_shift(few.excess[:, column], limit), seen)
-        for column in np.flatnonzero(late.sum(axis=0) >= config.few.open_steps).tolist():
-            found += self._open.open_rank(Opened("data", column), late[:, column], seen)
+        for column in np.flatnonzero(few.late()).tolist():
+            found += self._open.open_rank(Opened("data", column), few.data[recent, column] > 1.0, seen)
         if not self._view.many:
             span = slice(-config.contended_of_steps, None)
             for node in range(len(self._view)):

@@ -7,6 +7,7 @@ job are compared in the same way, by the least of their ranks, over spans that n
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +36,16 @@ class FewPeersConfig:
     excess_close: float = 0.05
     open_steps: int = 5
     of_steps: int = 8
+    chance_spreads: float = 7.0  # the mean of so few steps is beyond chance by so many of its deviations
+    before_steps_min: int = 12  # that tell what chance is
     long_excess: float = 0.05  # a weak slowdown: over the largest of the others in most of the long window
     long_excess_alone: float = 0.08
     long_steps: int = 38
     node_excess: float = 0.10  # of a node's least slow rank over the slowest rank of every other node
     node_steps: int = 26
     node_of_steps: int = 32
-    slow_from_start_excess: float = 0.30  # over the largest of the others while bases are learned
+    slow_from_start_excess: float = 0.30  # over the largest of the others while bases are learned; of two ranks with
+    # different hardware, or different work that nobody told of, neither is the odd one
     excess_seconds_min: float = 0.002  # timers are not better than this
     data_excess_seconds: float = 0.010
     data_excess_fraction: float = 0.02  # of the step
@@ -95,9 +99,10 @@ class FewPeers:
         for number, members in enumerate(groups):
             self._members[number, : len(members)] = members
         self._in_group = np.zeros(self.count, dtype=np.bool_)
-        self.alone = np.zeros(self.count, dtype=np.bool_)
+        self.alone, self.paired = (np.zeros(self.count, dtype=np.bool_) for _ in range(2))
         for members in groups:
             self._in_group[members] = True
+            self.paired[members] = len(members) == 2
             homes = self.nodes.of_rank[members]
             self.alone[members] = np.bincount(homes, minlength=len(self.nodes))[homes] == 1
 
@@ -109,12 +114,14 @@ class FewPeers:
         self.out[:] = False
 
     def base(self, index: int) -> Floats:
-        """Each rank's own learned normal: 0 compute, 1 data, 2 run-queue delay. NaN before it is known."""
+        """Each rank's own learned normal: 0 compute, 1 data, 2 run-queue delay. NaN before it is known, and of the
+        computation of a rank that has only ever waited for a core."""
         if self._known_at != self._state.learned:
             self._known_at = self._state.learned
             rows = self._base[: self._state.learned]
             empty = np.full(self.count, np.nan)
             self._known = [_nanmedian(rows[:, which]) if len(rows) else empty for which in range(3)]
+            self._known[0] = np.where(self._known[0] > 0.0, self._known[0], np.nan)
         return self._known[index]
 
     def score(self, matrix: StepMatrix, step: int, metric: str) -> bool:
@@ -132,17 +139,48 @@ class FewPeers:
         return True
 
     def learn(self, matrix: StepMatrix, step: int, metric: str) -> None:
-        """Add a clean step to the bases, until they are whole."""
-        state = self._state
-        if state.learned >= self.config.base_steps_max:
+        """Add a clean step to the bases, until they are whole. A rank that has told nothing in the whole window is not
+        waited for; when it tells at last, all are learned anew."""
+        state, values = self._state, matrix.values(step, metric)
+        if values is None:
             return
-        values = matrix.values(step, metric)
-        if values is None or not np.isfinite(values).all():
+        told = np.isfinite(values)
+        if state.learned >= self.config.base_steps_max:
+            known = np.isfinite(self._base[:, 0]).sum(axis=0) >= self.config.base_steps_min
+            if (known | ~told | ~self._in_group).all():
+                return
+            state.learned, self._known_at = 0, -1
+        silent = np.isnan(self.excess).all(axis=0)
+        if not (told | silent).all() or int(told.sum()) < 2:
             return
         self._base[state.learned, 0] = values
         self._base[state.learned, 1] = matrix.values(step, DATA)
         self._base[state.learned, 2] = matrix.values(step, DELAY)
         state.learned += 1
+
+    def slow(self) -> Bools:
+        """Ranks beyond their limit in most of the last steps, and on the whole over all of them."""
+        config = self.config
+        needed = config.of_steps if self.cold else config.open_steps
+        often: Bools = self.out[-config.of_steps :].sum(axis=0) >= needed
+        return np.asarray(often & self._on_the_whole(self.excess, config.excess_close)) if often.any() else often
+
+    def late(self) -> Bools:
+        """Ranks that waited for their data in most of the last steps, and on the whole longer than all others."""
+        with np.errstate(invalid="ignore"):
+            often: Bools = (self.data[-self.config.of_steps :] > 1.0).sum(axis=0) >= self.config.open_steps
+        return np.asarray(often & self._on_the_whole(self.data, 1.0)) if often.any() else often
+
+    def _on_the_whole(self, ring: Floats, least: float) -> Bools:
+        """Whose mean over the last steps is above `least`, and above what such a mean may be by chance: where the work
+        of all varies from step to step somebody is always the slowest, and now and then the same one."""
+        config = self.config
+        recent, before = ring[-config.of_steps :], ring[: -config.of_steps]
+        mean, usual = _mean(recent), _nanmedian(before)
+        spread = 1.4826 * _nanmedian(np.abs(before - usual))
+        chance = usual + config.chance_spreads * spread / math.sqrt(config.of_steps)
+        known = np.isfinite(before).sum(axis=0) >= config.before_steps_min
+        return np.asarray((mean > least) & ~(known & (mean <= chance)))
 
     def weak(self) -> Bools:
         """Ranks that were a little over the largest of the others in most of the long window."""
@@ -197,9 +235,10 @@ class FewPeers:
         with np.errstate(invalid="ignore", divide="ignore"):
             y = values / base
             others = self._largest_other(y)
+            others = np.where(others > 0.0, others, np.nan)  # who only waited for a core is no measure
             self.excess[row] = np.where(self._in_group, y / others - 1.0, np.nan)
             usual = np.where(self.alone, config.excess_open_alone, config.excess_open)
-            limit = config.slow_from_start_excess if self.cold else usual
+            limit = np.where(self.paired, np.inf, config.slow_from_start_excess) if self.cold else usual
             self.out[row] = (self.excess[row] > limit) & (values - base * others > config.excess_seconds_min)
         data, delay, length = (matrix.values(step, name) for name in (DATA, DELAY, STEP))
         assert data is not None
@@ -252,6 +291,12 @@ def _median(values: Floats) -> float:
     """Median of the finite values; NaN when there are none (numpy would warn)."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else float("nan")
+
+
+def _mean(rows: Floats) -> Floats:
+    """Column means of the finite values; 0 for a column without any."""
+    told = np.isfinite(rows)
+    return np.asarray(np.where(told, rows, 0.0).sum(axis=0) / np.maximum(told.sum(axis=0), 1))
 
 
 def _nanmedian(rows: Floats) -> Floats:

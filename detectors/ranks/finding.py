@@ -52,7 +52,8 @@ def describe(
     """The finding that opens. `mask`: which of the newest `scored` steps exceeded; `waits`: what its collective wait
     was beside its peers' is part of it."""
     recent = scored[-len(mask) :]
-    steps = [step for step, hit in zip(recent, mask[-len(recent) :], strict=True) if hit]
+    hits = [step for step, hit in zip(recent, mask[-len(recent) :], strict=True) if hit]
+    steps = [step for step in hits if matrix.values(step, metric) is not None] or hits[-1:]  # others are forgotten
     value, beside = _medians(matrix, steps, metric, subject)
     wait, wait_peers = _medians(matrix, steps, WAIT, subject) if waits else (np.nan, np.nan)
     told = bool(np.isfinite(wait) and np.isfinite(wait_peers))

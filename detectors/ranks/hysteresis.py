@@ -242,5 +242,6 @@ def since_shift(excess: Floats, threshold: float) -> Bools:
     if over.any():
         level = float(np.median(excess[over])) / 2
         gain = np.where(np.isfinite(excess), excess - level, 0.0)
-        over[: int(np.argmax(np.cumsum(gain[::-1])[::-1]))] = False
+        began = int(np.argmax(np.cumsum(gain[::-1])[::-1]))
+        over[: min(began, int(np.flatnonzero(over)[-1]))] = False  # what came after may have been far below
     return over

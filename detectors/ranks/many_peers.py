@@ -235,7 +235,7 @@ class ManyPeers:
         """Distance from the middle of the mates on the node (from all peers for who has too few), and its spread."""
         if not self._mates.any():
             return own, spread
-        apart = own - self._cells.middles(own)[self._cells.of_rank]
+        apart = own - self._cells.others(own)
         some = apart[self._mates]
         width = 1.4826 * _medians(np.ascontiguousarray(np.abs(some).T))
         least = np.maximum(width, self.config.floor_fraction)

@@ -55,6 +55,17 @@ class NodeView:
         picked = np.maximum(told - 1, 0) // 2
         return np.take_along_axis(padded, picked[:, :, None], axis=2)[:, :, 0]
 
+    def others(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """rank × column: the lower median of the other ranks of its node, NaN where no other has told. Without itself,
+        or the middle rank of a small node would always be at no distance from it, and its mates seem calm."""
+        columns = values.shape[1]
+        padded = np.concatenate([values, np.full((1, columns), np.nan, dtype=np.float32)])[self._members]
+        padded = np.sort(padded.transpose(0, 2, 1), axis=2)
+        below = (np.isfinite(padded).sum(axis=2)[:, :, None] - 2) // 2  # of the others, where the rank is above it
+        picked = [np.take_along_axis(padded, np.maximum(below + at, 0), axis=2)[:, :, 0] for at in (0, 1)]
+        low, high = (np.where(below[:, :, 0] < 0, np.nan, one)[self.of_rank] for one in picked)
+        return np.where(values <= low, high, low).astype(np.float32)
+
     def excess(self, values: npt.NDArray[np.floating]) -> Floats:
         """How far each node's middle lies above its peers': as it is for many nodes, whose ranks' median is clean,
         and above the largest of the others for few."""

@@ -55,6 +55,8 @@ def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Cl
         for node in roster.nodes.values()
         if node.heard_at is not None and now - node.heard_at <= config.heartbeat_fresh_seconds
     ]
+    if fresh:  # whom the bus still hears is not gone: its clock, or that of who seems to speak alone, has stepped
+        silent = [name for name in silent if not _on_the_bus(roster, name, config)]
     if not silent or (not fresh and min(ages.values()) <= config.all_silent_seconds):
         return None
     lost = [node for node in nodes if node.node in silent]
@@ -200,3 +202,9 @@ def _hosts(roster: Roster) -> list[NodeState]:
     """Nodes with ranks of this attempt still at work; a spare's silence is nobody's incident."""
     names = sorted({rank.node for rank in roster.ranks.values() if rank.live})
     return [roster.node(name) for name in names]
+
+
+def _on_the_bus(roster: Roster, node: str, config: LivenessConfig) -> bool:
+    """The bus has taken a heartbeat of the node about as lately as one of anybody's, whatever time it bears."""
+    taken_at = roster.node(node).taken_at
+    return taken_at is not None and roster.bus_at - taken_at <= config.heartbeat_old_seconds

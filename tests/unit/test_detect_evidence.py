@@ -110,3 +110,8 @@ def test_a_node_is_its_middle_and_a_node_of_one_is_none() -> None:
     assert view.middle(values).tolist()[0] == 6.0
     assert np.isnan(view.middle(values)[1:]).all()
     assert view.members(0).tolist() == [1, 2, 3]
+
+
+def test_what_exceeded_has_an_onset_though_what_came_after_lies_far_below() -> None:
+    excess = np.array([0.1] * 11 + [-1.0, -1.0, -1.0])
+    assert np.flatnonzero(since_shift(excess, 0.05)).tolist() == [10]

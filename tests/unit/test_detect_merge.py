@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from detectors.clues import Place
 from detectors.merge import Merge, MergeConfig
 from ingest.events import Metrics, NodeHeartbeat
@@ -193,8 +195,47 @@ def test_a_clock_that_is_wrong_and_a_node_that_falls_silent_are_no_outage() -> N
     for at in (10.0, 10.2, 10.4):
         merge.put(beat(at - 60.0, "node1", round(at * 10)), appended_at=at)
     merge.advance(15.0)
-    assert merge.watermark == 15.0 - 3.0
+    assert merge.watermark == pytest.approx(15.0 - 60.0 - 3.0)
     told(merge, "node0", [10.0, 10.2, 10.4, 17.0, 17.2])
     merge.advance(17.2)
     merge.take()
     assert merge.watermark == 17.2 - 0.25
+
+
+def test_sequences_that_lie_far_apart_cost_no_memory_when_what_is_held_is_saved() -> None:
+    merge = Merge(MergeConfig(gap_max=8))
+    sequences = [index * 10**12 for index in range(40)]
+    for index, sequence in enumerate(sequences):
+        merge.put(metrics(10.0 + index, sequence=sequence))
+    again = Merge.from_state(merge.to_state())
+    for index, sequence in enumerate(sequences):
+        again.put(metrics(10.0 + index, sequence=sequence))
+    again.put(metrics(10.0, sequence=sequences[0]))
+    assert again.duplicates == 1
+    again.put(beat(100.0, "node0"))
+    assert len(again.take()) == 40
+
+
+def test_a_rank_whose_words_come_late_for_long_is_no_outage_and_hides_no_lost_node() -> None:
+    merge = Merge()
+    for tick in range(150):
+        at = 10.0 + 0.2 * tick
+        for node in ("node0", "node1") if tick < 60 else ("node0",):
+            merge.put(beat(at, node, tick), appended_at=at)
+        merge.put(metrics(at - (4.0 if tick > 20 else 0.0), sequence=tick), appended_at=at)
+        merge.advance(at)
+        merge.take()
+    assert merge.watermark == at - 0.25
+
+
+@pytest.mark.parametrize("behind", [20.0, -20.0])
+def test_a_job_whose_clocks_are_not_ours_is_neither_hurried_nor_waited_for(behind: float) -> None:
+    merge = Merge()
+    for tick in range(50):
+        at = 100.0 + 0.2 * tick
+        merge.put(beat(at - behind, "node0", tick), appended_at=at)
+        merge.advance(at + 0.1)
+        merge.take()
+        assert merge.watermark == at - behind - 0.25
+    merge.advance(at + 8.0)
+    assert merge.watermark == pytest.approx(at - behind + 5.0)

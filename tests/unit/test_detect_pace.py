@@ -266,3 +266,29 @@ def test_limits_are_configuration() -> None:
     work[150:] *= 1.15
     config = PaceConfig(change=ChangePointConfig(change_min=0.5))
     assert Series(PaceChannel(config), RANKS).feed(step_parts(work)).told == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "ranks", "per_node", "named"), [([0, 2], 4, 2, [0, 2]), (list(range(8)), 16, 2, [])], ids=["two", "half"]
+)
+def test_so_many_slow_ranks_that_none_is_the_odd_one_are_told_together(
+    slow: list[int], ranks: int, per_node: int, named: list[int]
+) -> None:
+    work = own(300, ranks=ranks)
+    work[150:, slow] *= 1.5
+    job = watched(step_parts(work), ranks=ranks, per_node=per_node)
+    assert job.classes == ["job_slow"]
+    condition = job.conditions[0]
+    assert [culprit.rank for culprit in condition.culprits] == named
+    assert ("rank 0 on node0 and rank 2 on node1" if named else "8 of 16 ranks") in condition.summary
+    assert job.said_at("job_slow") < 190
+
+
+def test_half_of_a_job_that_waits_for_its_processors_is_not_told_as_slow() -> None:
+    columns = step_parts(own(300, ranks=4))
+    delay = np.zeros((300, 4))
+    delay[150:, [0, 2]] = 0.4
+    columns["train.compute.duration"] = columns["train.compute.duration"] + delay
+    columns["train.step.duration"] = columns["train.step.duration"] + delay.max(axis=1, keepdims=True)
+    columns["train.run_queue.delay"] = delay
+    assert watched(columns, ranks=4, per_node=2).told == []

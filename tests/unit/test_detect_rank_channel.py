@@ -268,3 +268,43 @@ def test_a_rank_alone_on_its_node_needs_more_than_a_burst() -> None:
 
 def test_one_rank_is_compared_with_nobody() -> None:
     assert told(channel_of(1), trained(1, 100, more(OWN, 0, 50, 100, factor=3.0))) == []
+
+
+def test_a_rank_that_never_tells_does_not_keep_a_small_job_from_learning_the_others() -> None:
+    steps = trained(4, 280, more(OWN, 2, 120, 200, factor=1.2), per_node=2)
+    steps.values_[:, 3] = np.nan
+    assert ("straggler", "2") in opened(told(channel_of(4, 2), steps))
+
+
+def test_a_rank_that_tells_at_last_is_compared_with_the_others_too() -> None:
+    steps = trained(4, 480, more(OWN, 3, 380, 440, factor=1.5), per_node=2)
+    steps.values_[:150, 3] = np.nan
+    channel = channel_of(4, 2)
+    assert told(channel, steps, end=380) == []
+    assert opened(told(channel, steps, begin=380)) == [("straggler", "3")]
+
+
+def test_a_rank_that_only_ever_waited_for_a_core_is_not_slow_when_it_gets_one() -> None:
+    steps = trained(4, 200, per_node=2)
+    steps.values_[:120, 3, TIMINGS.index(OWN)] = 0.0
+    steps.values_[120:, 3, TIMINGS.index(OWN)] = 0.005
+    assert told(channel_of(4, 2), steps) == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_few_ranks_whose_batches_differ_in_length_from_step_to_step_blame_nobody(seed: int) -> None:
+    steps = trained(4, 1000, seed=seed, per_node=2)
+    lengths = np.exp(np.random.default_rng(seed).normal(0.0, 0.2, (1000, 4)))
+    steps.values_[:, :, TIMINGS.index(OWN)] *= lengths
+    assert told(channel_of(4, 2), steps) == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_few_ranks_that_all_wait_for_their_data_now_and_then_have_no_stall(seed: int) -> None:
+    steps = trained(4, 1000, seed=seed, per_node=2)
+    steps.values_[:, :, TIMINGS.index(DATA)] = np.random.default_rng(seed).exponential(0.05, (1000, 4))
+    assert told(channel_of(4, 2), steps) == []
+
+
+def test_of_two_ranks_with_different_hardware_neither_is_the_odd_one() -> None:
+    assert told(channel_of(2, 1), trained(2, 200, work=[1.0, 1.5], per_node=1)) == []

@@ -6,6 +6,7 @@ import numpy as np
 
 from detectors.clues import Place
 from detectors.ranks.channel import RankChannel
+from detectors.ranks.finding import Subject, describe
 from detectors.steps import StepMatrix, StepsConfig
 from ingest.events import Metrics
 
@@ -128,3 +129,53 @@ def test_a_number_beyond_what_the_matrix_holds_is_no_number() -> None:
     assert np.isnan(matrix.values(0, OWN)).all()
     assert not matrix.told(0).any()
     assert matrix.ended_at(0) == 10.0
+
+
+def trained(matrix: StepMatrix, ranks: tuple[int, ...], steps: range, after: int = 0) -> None:
+    """Each step in a message of its own, one second each; `after`: what the sequences go on from."""
+    for index, step in enumerate(steps):
+        for rank in ranks:
+            matrix.add(told(rank, (step,), 1.0, 10.0 + after + index, sequence=after + index), None)
+
+
+def test_a_wrong_step_of_one_rank_carries_nobody_away() -> None:
+    matrix = StepMatrix([0, 1, 2])
+    trained(matrix, (0, 1, 2), range(3))
+    assert matrix.close(13.0, {0, 1, 2}) == [0, 1, 2]
+    matrix.add(told(2, (10**12,), 1.0, 13.0, sequence=3), None)
+    assert matrix.close(30.0, {0, 1, 2}) == []
+    trained(matrix, (0, 1, 2), range(3, 6), after=20)
+    assert matrix.close(33.0, {0, 1, 2}) == [3, 4, 5]
+    assert not matrix.astray
+
+
+def test_where_most_ranks_have_leapt_is_where_the_job_is() -> None:
+    matrix = StepMatrix([0, 1, 2])
+    trained(matrix, (0, 1, 2), range(3))
+    assert matrix.close(13.0, {0, 1, 2}) == [0, 1, 2]
+    trained(matrix, (0, 1, 2), range(10**12, 10**12 + 3), after=3)
+    assert matrix.close(30.0, {0, 1, 2}) == [10**12, 10**12 + 1, 10**12 + 2]
+    assert not matrix.astray
+
+
+def test_a_job_is_astray_when_most_of_its_ranks_have_gone_back_and_not_for_a_number_logged_late() -> None:
+    matrix = StepMatrix([0, 1, 2])
+    trained(matrix, (0, 1, 2), range(10))
+    trained(matrix, (0, 1, 2), range(8, 9), after=10)  # one more word about an older step
+    assert not matrix.astray
+    trained(matrix, (0, 1, 2), range(10, 12), after=11)
+    trained(matrix, (0,), range(3), after=13)
+    assert not matrix.astray
+    trained(matrix, (1,), range(3), after=13)
+    assert matrix.astray
+    state, arrays = matrix.to_state()
+    assert StepMatrix.from_state(state, arrays).astray
+
+
+def test_a_finding_begins_with_a_step_that_the_matrix_still_knows() -> None:
+    matrix = StepMatrix([0, 1], StepsConfig(steps_max=64))
+    trained(matrix, (0, 1), range(110))
+    subject = Subject(0, "n", np.array([0]), np.array([1]))
+    mask = np.ones(60, dtype=np.bool_)
+    found = describe(matrix, "straggler", OWN, subject, list(range(40, 100)), mask, waits=False)
+    assert found.steps == tuple(range(46, 100))
