@@ -167,16 +167,23 @@ def _encoded_header(header: SlotHeader, segment: memoryview) -> bytes:
 def _write_payload(file: OutputFile, payload: memoryview, pace: Pace) -> int:
     """Its CRC-32, computed beside the writes: zlib and the kernel both let go of the interpreter meanwhile."""
     crc = 0
-    with ThreadPoolExecutor(1, "checksum") as pool:  # its thread starts with the first piece that it is given
+
+    def add(piece: memoryview) -> None:
+        nonlocal crc
+        crc = crc32(piece, crc)
+
+    pending = None
+    with ThreadPoolExecutor(1, "checksum") as pool:  # one thread takes the pieces in their order
         for start in range(0, len(payload), WRITE_PIECE_BYTES):
             piece = payload[start : start + WRITE_PIECE_BYTES]
             pace(len(piece))
             if len(piece) == len(payload):
-                file.write(piece)
-                return crc32(piece)
-            pending = pool.submit(crc32, piece, crc)
+                add(piece)  # a thread would cost more than it saves
+            else:
+                pending = pool.submit(add, piece)
             file.write(piece)
-            crc = pending.result()
+        if pending is not None:
+            pending.result()
     return crc
 
 

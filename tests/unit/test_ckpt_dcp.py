@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from ckpt_engine.client import Checkpointer
 from ckpt_engine.errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ckpt_engine.inspection import verify_steps
 from ckpt_engine.manifest import complete_steps, step_folder
-from tests.ckpt_lab import Lab, engine_in_thread
+from tests.ckpt_lab import ROOT, Lab, engine_in_thread
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # that there is no process group, and torch's own deprecations
 
@@ -161,3 +164,26 @@ def test_a_step_is_exported_for_tools_that_read_only_dcp(ckpt: Checkpointer, lab
     assert torch.equal(into["w"], weights)
     with pytest.raises(FileExistsError, match="is there already"):
         export_dcp(lab.directory, None, tmp_path / "out")
+
+
+def test_a_rank_gets_the_pair_under_our_private_names(tmp_path: Path) -> None:
+    """A user's own folder `ckpt_engine` is not ours, and a tensor's block is the same class to both halves."""
+    (tmp_path / "ckpt_engine").mkdir()
+    (tmp_path / "ckpt_engine" / "__init__.py").write_text("raise RuntimeError('the user\\'s own')")
+    program = (
+        "import sys, torch, transom\n"
+        "from torch.distributed import checkpoint as dcp\n"
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "ckpt = transom.Checkpointer(None, 'ck', job='job')\n"
+        "ckpt.save({'w': transom.Shard(torch.ones(2), (4,), (1,))}, 1)\n"
+        "into = {'w': transom.Shard(torch.zeros(2), (4,), (1,))}\n"
+        "assert ckpt.load(into).step == 1 and into['w'].tensor.tolist() == [1, 1]\n"
+        "state = {'a': torch.arange(3)}\n"
+        "dcp.save(state, storage_writer=transom.EngineWriter(ckpt, 2, 'ck'), no_dist=True)\n"
+        "state = {'a': torch.zeros(3, dtype=torch.int64)}\n"
+        "dcp.load(state, storage_reader=transom.EngineReader('ck', 2), no_dist=True)\n"
+        "assert state['a'].tolist() == [0, 1, 2]\n"
+        "sys.exit('ckpt_engine' in sys.modules)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120, env=environment)
