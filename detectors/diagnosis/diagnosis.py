@@ -64,7 +64,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `symptom` is '' where nothing was found, and then `action` is none.
 
     `rank` is None where no rank, or no single one, is to blame; `workload`: all ranks did it. `suspects` are peers
-    that a line names and that did not speak themselves; `device` is a PCI address.
+    that a line names and that did not speak themselves; `device` is a PCI address; `victims` counts the ranks that only
+    suffered from it.
     """
 
     symptom: str = ""
@@ -77,6 +78,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     device: str = ""
     workload: bool = False
+    victims: int = 0
     suspects: tuple[str, ...] = ()
     confidence: float = 0.0
     at: str = ""
@@ -210,10 +212,11 @@ def _blame(
     others = [one for one in ordered if one.weak or one.symptom.name != cause.symptom.name]
     beside = [(one, one.count) for one in others if one.symptom.group == "warning"]
     after_it = [(one, one.count) for one in others if one.symptom.group != "warning"]
+    suffered = {one.speaker.rank for one, _ in after_it} - {rank, None}
     diagnosis = Diagnosis(
         symptom=cause.symptom.name, fault_class=cause.rule.fault_class, action=cause.symptom.action, summary="",
         mend=cause.symptom.mend, rank=rank, local_rank=local if rank is None else None, node=node, device=cause.pci,
-        workload=workload, suspects=suspects, at="" if cause.stamp is None else cause.stamp.text,
+        workload=workload, victims=len(suffered), suspects=suspects, at="" if cause.stamp is None else cause.stamp.text,
         last_step=step if step is not None else read.last_step, last_loss=loss if step is not None else read.last_loss,
         lines=tuple(_line(one) for one in shown[:LINES_SHOWN_MAX]), consequences=_folded(after_it),
         beside=_folded(beside), recovered=recovered, looked=read,

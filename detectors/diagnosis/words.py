@@ -118,10 +118,9 @@ def _progress(found: Diagnosis) -> str:
 
 
 def _victims(found: Diagnosis) -> str:
-    ranks = {rank for one in found.consequences for rank in one.ranks if rank != found.rank}
-    if not ranks:
+    if not found.victims:
         return ""
-    return f" {len(ranks)} other rank{'s' if len(ranks) > 1 else ''} only suffered from it."
+    return f" {found.victims:,} other rank{'s' if found.victims > 1 else ''} only suffered from it."
 
 
 def _nothing(found: Diagnosis) -> str:

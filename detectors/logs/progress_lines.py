@@ -15,7 +15,7 @@ _LEVEL = (
 
 # The beginning of a line by which it is known; the group that matched names the trainer.
 HEAD = re.compile(
-    rf"\s*(?>{_LEVEL}){{0,6}}+(?:"
+    rf"\s*+(?>{_LEVEL}){{0,6}}+(?:"
     r"(?P<megatron>iteration\s+\d+\s*/\s*\d+\s*\|)"
     r"|(?P<deepspeed>steps?:\s*\d+ loss:|(?:rank=\d+ )?(?:time|epoch)=\S+/(?:micro_)?step=\d+|step=\d+, skipped=)"
     r"|(?P<trainer>\{'(?:loss|grad_norm|eval_\w+|train_\w+|learning_rate|step|epoch)':)"

@@ -341,3 +341,9 @@ def test_a_rank_within_a_process_group_is_not_the_rank_of_the_job() -> None:
 
     found = diagnose(behind(4, 4, 0, 100), behind(5, 4, 1, 100), behind(6, 5, 0, 100), behind(7, 5, 1, 63))
     assert (found.symptom, found.rank) == ("nccl_timeout", 7)
+
+
+def test_all_victims_are_counted_though_few_are_listed() -> None:
+    found = diagnose(f"[rank7]: {OOM}", *(waited(rank) for rank in range(40)))
+    assert (found.victims, len(found.consequences[0].ranks)) == (39, 16)
+    assert "39 other ranks only suffered from it." in found.summary
