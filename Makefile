@@ -5,13 +5,17 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ARGS   ?=
 
-.PHONY: demo test check fmt setup clean
+.PHONY: demo test test-gpu check fmt setup clean
 
 demo: setup
 	@$(BIN)/transom demo $(ARGS)
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-gpu: setup
+	@$(BIN)/python -c 'import sys, torch; sys.exit("make test-gpu needs a machine with a GPU" if not torch.cuda.is_available() else 0)'
+	@$(BIN)/python -m pytest -o python_files='gpu_*.py' tests/gpu $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m pytest -q tests/arch/test_licences.py

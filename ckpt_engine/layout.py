@@ -1,7 +1,9 @@
 """Which tensor stands where in a shard: names, dtypes and shapes, packed without holes in one run of bytes.
 
 The same run is the payload of a memory slot and the data of a safetensors file, so nothing is rearranged on
-the way to disk. Larger elements come first, which aligns every tensor to its element.
+the way to disk. What fills whole cache lines comes first, then larger elements before smaller ones: so the first
+start at a line, and the rest is aligned to its elements. Tensors that share memory are stored once; what looks at a
+part of a stored tensor is a view, and has no bytes of its own.
 """
 
 from __future__ import annotations
@@ -11,11 +13,16 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import CheckpointDamaged
+from .sharding import Sharding, decode_sharding
 
 TENSORS_MAX = 1_000_000
 DIMENSIONS_MAX = 64
+SMALL_TENSOR_BYTES_MAX = 32 << 10  # small ones stand together, so that one system call can fill many of them
+LINE_BYTES = 64  # of the processor's cache
+RESERVED_NAME = "__metadata__"  # the file format's own entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ ELEMENT_TYPES: dict[str, ElementType] = {
     "float8_e4m3fnuz": ElementType(1, "U8"),  # no name in the file format: its bytes, the dtype in our metadata
     "float8_e5m2fnuz": ElementType(1, "U8"),
     "float8_e8m0fnu": ElementType(1, "U8"),
+    "float4_e2m1fn_x2": ElementType(1, "U8"),
     "complex32": ElementType(4, "F16", 2),
     "complex64": ElementType(8, "F32", 2),
     "complex128": ElementType(16, "F64", 2),
@@ -55,12 +63,18 @@ ELEMENT_TYPES: dict[str, ElementType] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """One stored tensor. `offset` counts from the start of the payload."""
+    """One stored tensor. `offset` counts from the start of the payload, where it stands row by row.
+
+    `strides` are those of the live tensor where it was not contiguous; `sharding` is that of a DTensor, of
+    which this is the local shard.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    strides: tuple[int, ...] | None = None
+    sharding: Sharding | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -68,15 +82,55 @@ class TensorPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorView:
+    """A tensor over the bytes of a stored one. `offset` and `strides` count elements of its own dtype."""
+
+    place: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    conjugate: bool = False
+    negative: bool = False
+    sharding: Sharding | None = None
+
+    @property
+    def end_bytes(self) -> int:
+        """How far into the stored tensor it reaches."""
+        if not all(self.shape):
+            return 0
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (self.offset + last + 1) * ELEMENT_TYPES[self.dtype].size_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """All tensors of a shard, in the order in which the values tree counts them."""
+    """All tensors of a shard as the values tree counts them: first the stored ones, then the views of them."""
 
     places: tuple[TensorPlace, ...]
     payload_bytes: int
+    views: tuple[TensorView, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[TensorPlace | TensorView, ...]:
+        return self.places + self.views
 
     def encoded(self) -> bytes:
-        rows = [[place.name, place.dtype, list(place.shape), place.offset] for place in self.places]
-        return json.dumps({"tensors": rows}, separators=(",", ":")).encode()
+        document: dict[str, Any] = {"tensors": [_place_row(place) for place in self.places]}
+        if self.views:
+            document["views"] = [_view_row(view) for view in self.views]
+        return json.dumps(document, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor that is to get a place."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    sharding: Sharding | None = None
 
 
 def layout_hash(encoded: bytes) -> bytes:
@@ -84,32 +138,40 @@ def layout_hash(encoded: bytes) -> bytes:
     return hashlib.sha256(encoded).digest()
 
 
-def plan_layout(tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> Layout:
-    """Give (name, dtype, shape) of each tensor a place; a name met twice gets a number behind it."""
-    if len(tensors) > TENSORS_MAX:
-        raise ValueError(f"the state holds {len(tensors)} tensors, at most {TENSORS_MAX} fit one shard")
-    order = sorted(range(len(tensors)), key=lambda index: -ELEMENT_TYPES[tensors[index][1]].size_bytes)
-    offsets = [0] * len(tensors)
+def plan_layout(
+    tensors: Sequence[StoredTensor | tuple[str, str, tuple[int, ...]]], views: Sequence[TensorView] = ()
+) -> Layout:
+    """Give each tensor, at the least (name, dtype, shape), a place; a name met twice gets a number behind it."""
+    if len(tensors) + len(views) > TENSORS_MAX:
+        raise ValueError(f"the state holds {len(tensors) + len(views)} tensors, at most {TENSORS_MAX} fit one shard")
+    stored = [tensor if isinstance(tensor, StoredTensor) else StoredTensor(*tensor) for tensor in tensors]
+    elements = [ELEMENT_TYPES[tensor.dtype].size_bytes for tensor in stored]
+    sizes = [math.prod(tensor.shape) * element for tensor, element in zip(stored, elements, strict=True)]
+    order = sorted(
+        range(len(stored)),
+        key=lambda at: (sizes[at] % LINE_BYTES != 0, -elements[at], sizes[at] <= SMALL_TENSOR_BYTES_MAX),
+    )
+    offsets = [0] * len(stored)
     end = 0
     for index in order:
         offsets[index] = end
-        _, dtype, shape = tensors[index]
-        end += math.prod(shape) * ELEMENT_TYPES[dtype].size_bytes
-    names = _unique([name for name, _, _ in tensors])
+        end += sizes[index]
+    names = _unique([tensor.name if tensor.name.isascii() else _printable(tensor.name) for tensor in stored])
     places = tuple(
-        TensorPlace(name, dtype, shape, offset)
-        for name, (_, dtype, shape), offset in zip(names, tensors, offsets, strict=True)
+        TensorPlace(name, tensor.dtype, tensor.shape, offset, tensor.strides, tensor.sharding)
+        for name, tensor, offset in zip(names, stored, offsets, strict=True)
     )
-    return Layout(places, end)
+    return Layout(places, end, tuple(views))
 
 
 def decode_layout(raw: bytes, payload_bytes: int) -> Layout:
     """The layout in `raw`. Raises CheckpointDamaged unless its tensors fill `payload_bytes` exactly, without
-    overlap."""
+    overlap, and its views stay within them."""
     try:
-        rows = json.loads(raw)["tensors"]
-        places = tuple(_place(row) for row in rows)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        document = json.loads(raw)
+        places = tuple(_place(row) for row in document["tensors"])
+        views = tuple(_view(row, places) for row in document.get("views", ()))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"the layout is not readable: {error}") from error
     end = 0
     for place in sorted(places, key=lambda place: (place.offset, place.size_bytes)):
@@ -118,27 +180,83 @@ def decode_layout(raw: bytes, payload_bytes: int) -> Layout:
         end += place.size_bytes
     if end != payload_bytes:
         raise CheckpointDamaged(f"the layout fills {end} bytes, the payload has {payload_bytes}")
-    return Layout(places, end)
+    return Layout(places, end, views)
+
+
+def _place_row(place: TensorPlace) -> list[Any]:
+    row: list[Any] = [place.name, place.dtype, list(place.shape), place.offset]
+    more: dict[str, Any] = {}
+    if place.strides is not None:
+        more["strides"] = list(place.strides)
+    if place.sharding is not None:
+        more["sharding"] = place.sharding.encoded()
+    return [*row, more] if more else row
+
+
+def _view_row(view: TensorView) -> list[Any]:
+    bits = view.conjugate + 2 * view.negative
+    sharding = None if view.sharding is None else view.sharding.encoded()
+    return [view.place, view.dtype, list(view.shape), list(view.strides), view.offset, bits, sharding]
 
 
 def _place(row: object) -> TensorPlace:
-    if not isinstance(row, list) or len(row) != 4:
+    if not isinstance(row, list) or len(row) not in (4, 5):
         raise ValueError("a row is not [name, dtype, shape, offset]")
-    name, dtype, shape, offset = row
-    if not isinstance(name, str) or dtype not in ELEMENT_TYPES or not _whole(offset):
+    name, dtype, shape, offset = row[:4]
+    if not isinstance(name, str) or not _is_dtype(dtype) or not _whole(offset):
         raise ValueError(f"a row is not [name, dtype, shape, offset]: {row!r:.200}")
-    if not isinstance(shape, list) or len(shape) > DIMENSIONS_MAX or not all(_whole(size) for size in shape):
+    if not _are_sizes(shape):
         raise ValueError(f"the shape of {name!r} is not a list of sizes")
-    return TensorPlace(name, dtype, tuple(shape), offset)
+    more = row[4] if len(row) == 5 else {}
+    if not isinstance(more, dict):
+        raise ValueError(f"what is said of {name!r} beyond its place is not an object")
+    strides, sharding = more.get("strides"), more.get("sharding")
+    if strides is not None and (not _are_sizes(strides) or len(strides) != len(shape)):
+        raise ValueError(f"the strides of {name!r} are not a list of sizes as long as its shape")
+    return TensorPlace(
+        name, dtype, tuple(shape), offset,
+        None if strides is None else tuple(strides),
+        None if sharding is None else decode_sharding(sharding, tuple(shape)),
+    )  # fmt: skip
+
+
+def _view(row: object, places: tuple[TensorPlace, ...]) -> TensorView:
+    if not isinstance(row, list) or len(row) != 7:
+        raise ValueError("a view is not [place, dtype, shape, strides, offset, bits, sharding]")
+    place, dtype, shape, strides, offset, bits, sharding = row
+    if not _whole(place) or place >= len(places) or not _is_dtype(dtype) or not _whole(offset) or not _whole(bits):
+        raise ValueError(f"a view is not of a stored tensor: {row!r:.200}")
+    if not _are_sizes(shape) or not _are_sizes(strides) or len(shape) != len(strides) or bits > 3:
+        raise ValueError(f"a view has no proper shape: {row!r:.200}")
+    shared = None if sharding is None else decode_sharding(sharding, tuple(shape))
+    view = TensorView(place, dtype, tuple(shape), tuple(strides), offset, bool(bits & 1), bool(bits & 2), shared)
+    if view.end_bytes > places[place].size_bytes:
+        raise ValueError(f"a view reaches beyond the tensor {places[place].name!r}")
+    return view
+
+
+def _is_dtype(value: object) -> bool:
+    return isinstance(value, str) and value in ELEMENT_TYPES
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= DIMENSIONS_MAX and all(_whole(size) for size in value)
 
 
 def _whole(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+def _printable(name: str) -> str:
+    """Half of a surrogate pair is no text to other readers, and two halves in a row become one letter."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def _unique(names: Sequence[str]) -> list[str]:
     taken: set[str] = set(names)
-    seen: set[str] = set()
+    if len(taken) == len(names) and RESERVED_NAME not in taken:
+        return list(names)
+    seen: set[str] = {RESERVED_NAME}
     unique = []
     for name in names:
         candidate, count = name, 1

@@ -8,27 +8,33 @@ Plain objects are dicts whose keys are all strings without a leading "$". Nothin
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .errors import CheckpointDamaged
 
 DEPTH_MAX = 64
+INTEGER_BITS_MAX = 1024  # that are written in decimal: Python refuses to read more than 4300 digits
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_NAN_BITS = struct.pack(">d", math.nan)
 
 Node = Any  # a JSON value as described above
-TensorIndex = Callable[[object, str], int | None]  # the tensor's index; None: not a tensor
+Leaf = Callable[[object, str], Node]  # the node of a tensor or its like; None: it is nothing of the kind
+Form = Literal["tensor", "array", "scalar"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """Where tensor `index` of the layout stands in a decoded tree."""
+    """Where tensor `index` of the layout stands in a decoded tree. `form`: as what; arrays are NumPy's."""
 
     index: int
+    form: Form = "tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,45 +44,78 @@ class ObjectState:
     value: Any
 
 
-def encode_tree(value: object, path: str, tensor_index: TensorIndex, depth: int = 0) -> Node:
+@dataclass(frozen=True, slots=True)
+class AskedState:
+    """A top-level state whose objects have been asked; `objects` are the keys of those."""
+
+    values: dict[str, Any]
+    objects: frozenset[str]
+
+
+def encode_tree(value: object, path: str, leaf: Leaf, depth: int = 0) -> Node:
     """The tree of `value`. Raises TypeError naming the path of what cannot be saved."""
-    if value is None or type(value) in (bool, int, str):
+    kind = type(value)
+    if value is None or kind is bool:
         return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"$float": str(value)}
+    scalar = _SCALARS.get(kind)
+    if scalar is not None:
+        return scalar(value)
     if depth >= DEPTH_MAX:
         raise TypeError(f"{path} is nested deeper than {DEPTH_MAX} levels; does it contain itself?")
-    index = tensor_index(value, path)
-    if index is not None:
-        return {"$tensor": index}
-    if type(value) is list:
-        return [encode_tree(item, f"{path}.{at}", tensor_index, depth + 1) for at, item in enumerate(value)]
-    if type(value) is tuple:
-        return {"$tuple": [encode_tree(item, f"{path}.{at}", tensor_index, depth + 1) for at, item in enumerate(value)]}
-    if type(value) in (dict, OrderedDict, Counter):
+    node = leaf(value, path)
+    if node is not None:
+        return node
+    if kind is list:
+        return _encode_items(value, path, leaf, depth)
+    if kind is tuple:
+        return {"$tuple": _encode_items(value, path, leaf, depth)}
+    if kind in (dict, OrderedDict, Counter):
         assert isinstance(value, dict)
-        return _encode_dict(value, path, tensor_index, depth)
+        return _encode_dict(value, path, leaf, depth)
     raise TypeError(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold; "
-        "save tensors, dicts, lists, tuples, numbers, strings, booleans and None"
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold; "
+        "save tensors, arrays, dicts, lists, tuples, numbers, strings, bytes, booleans and None"
     )
 
 
-def encode_state(state: dict[str, Any], tensor_index: TensorIndex) -> Node:
-    """The tree of a top-level state; objects with `state_dict` and `load_state_dict` are asked for theirs."""
+def _ask(value: Any) -> Any:
+    return value.state_dict()
+
+
+def ask_state(state: dict[str, Any], ask: Callable[[Any], Any] = _ask) -> AskedState:
+    """Ask the objects at the top of a state, those with `state_dict` and `load_state_dict`, for their states."""
     if type(state) is not dict or not all(type(key) is str for key in state):
         raise TypeError("the state to save must be a dict with string keys, such as {'model': model, 'step': 3}")
-    pairs = []
+    asked: dict[str, Any] = {}
+    objects = set()
     for key, value in state.items():
         if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
-            pairs.append([key, {"$object": encode_tree(value.state_dict(), key, tensor_index, 1)}])
-        else:
-            pairs.append([key, encode_tree(value, key, tensor_index, 1)])
+            objects.add(key)
+            value = ask(value)
+        asked[key] = value
+    return AskedState(asked, frozenset(objects))
+
+
+def encode_asked(asked: AskedState, leaf: Leaf) -> Node:
+    """The tree of a top-level state."""
+    pairs = []
+    for key, value in asked.values.items():
+        node = encode_tree(value, key, leaf, 1)
+        pairs.append([encode_key(key), {"$object": node} if key in asked.objects else node])
     return {"$dict": pairs}
 
 
+def encode_state(state: dict[str, Any], leaf: Leaf) -> Node:
+    return encode_asked(ask_state(state), leaf)
+
+
 def dump_tree(node: Node) -> bytes:
-    return json.dumps(node, separators=(",", ":"), allow_nan=False).encode()
+    return dump_text(node).encode()
+
+
+def dump_text(node: Node) -> str:
+    """ASCII, whatever the strings in it."""
+    return json.dumps(node, separators=(",", ":"), allow_nan=False)
 
 
 def load_tree(raw: bytes, tensors: int) -> Any:
@@ -87,21 +126,93 @@ def load_tree(raw: bytes, tensors: int) -> Any:
         raise CheckpointDamaged(f"the checkpoint's values are not readable: {error}") from error
 
 
-def _encode_dict(value: dict[Any, Any], path: str, tensor_index: TensorIndex, depth: int) -> Node:
+def encode_key(key: Any) -> Node:
+    return key if type(key) is bool else _SCALARS[type(key)](key)
+
+
+def is_plain_dict(value: dict[Any, Any]) -> bool:
+    """Whether a JSON object can say it as it is."""
+    return type(value) is dict and all(
+        type(key) is str and not key.startswith("$") and (key.isascii() or _is_text(key)) for key in value
+    )
+
+
+def ordered_metadata(value: OrderedDict[Any, Any], path: str) -> Any:
+    """The versions that torch.nn.Module.state_dict() hangs on its dict. Raises TypeError for other attributes."""
+    attributes = vars(value)
+    if attributes.keys() - {"_metadata"}:
+        names = ", ".join(sorted(attributes.keys() - {"_metadata"}))
+        raise TypeError(f"{path} is an OrderedDict with attributes of its own, which a checkpoint cannot hold: {names}")
+    return attributes.get("_metadata")
+
+
+def _encode_items(value: Any, path: str, leaf: Leaf, depth: int) -> list[Node]:
+    return [encode_tree(item, f"{path}.{at}", leaf, depth + 1) for at, item in enumerate(value)]
+
+
+def _encode_dict(value: dict[Any, Any], path: str, leaf: Leaf, depth: int) -> Node:
     for key in value:
         if type(key) not in (str, int, bool, float) or (type(key) is float and not math.isfinite(key)):
             raise TypeError(f"{path} has the key {key!r:.80}; keys must be strings or finite numbers")
     kind = type(value)
-    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: encode_tree(item, f"{path}.{key}", tensor_index, depth + 1) for key, item in value.items()}
-    pairs = [[key, encode_tree(item, f"{path}.{key}", tensor_index, depth + 1)] for key, item in value.items()]
+    if is_plain_dict(value):
+        return {key: encode_tree(item, f"{path}.{key}", leaf, depth + 1) for key, item in value.items()}
+    pairs = [[encode_key(key), encode_tree(item, f"{path}.{key}", leaf, depth + 1)] for key, item in value.items()]
+    if kind is dict:
+        return {"$dict": pairs}
     if kind is Counter:
         return {"$counter": pairs}
-    if kind is not OrderedDict:
-        return {"$dict": pairs}
-    # torch.nn.Module.state_dict() hangs the modules' versions on its dict as an attribute
-    metadata = getattr(value, "_metadata", None)
-    return {"$ordered": [pairs, encode_tree(metadata, f"{path}._metadata", tensor_index, depth + 1)]}
+    assert isinstance(value, OrderedDict)
+    metadata = ordered_metadata(value, path)
+    return {"$ordered": [pairs, encode_tree(metadata, f"{path}._metadata", leaf, depth + 1)]}
+
+
+def _encode_int(value: Any) -> Node:
+    return value if value.bit_length() <= INTEGER_BITS_MAX else {"$int": f"{value:x}"}
+
+
+def _encode_float(value: Any) -> Node:
+    if math.isfinite(value):
+        return value
+    bits = struct.pack(">d", value)
+    return {"$float": bits.hex() if math.isnan(value) and bits != _NAN_BITS else str(value)}
+
+
+def _encode_str(value: Any) -> Node:
+    if value.isascii() or _is_text(value):
+        return value
+    return {"$text": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+
+
+def _is_text(value: str) -> bool:
+    """Whether it has no surrogates: JSON would make one letter of two halves that stand side by side."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encode_bytes(value: Any) -> Node:
+    return {"$bytes": base64.b64encode(value).decode()}
+
+
+def _encode_bytearray(value: Any) -> Node:
+    return {"$bytearray": base64.b64encode(value).decode()}
+
+
+def _encode_complex(value: Any) -> Node:
+    return {"$complex": [_encode_float(value.real), _encode_float(value.imag)]}
+
+
+_SCALARS: dict[type, Callable[[Any], Node]] = {
+    int: _encode_int,
+    float: _encode_float,
+    str: _encode_str,
+    bytes: _encode_bytes,
+    bytearray: _encode_bytearray,
+    complex: _encode_complex,
+}
 
 
 def _decode(node: Node, tensors: int) -> Any:
@@ -112,25 +223,56 @@ def _decode(node: Node, tensors: int) -> Any:
     if len(node) != 1 or not (tag := next(iter(node))).startswith("$"):
         return {key: _decode(item, tensors) for key, item in node.items()}
     body = node[tag]
-    match tag:
-        case "$tensor":
-            if type(body) is not int or not 0 <= body < tensors:
-                raise ValueError(f"there is no tensor number {body!r:.40}")
-            return TensorRef(body)
-        case "$float":
-            return _NON_FINITE[body]
-        case "$tuple":
-            return tuple(_decode(item, tensors) for item in body)
-        case "$dict":
-            return {key: _decode(item, tensors) for key, item in body}
-        case "$counter":
-            return Counter({key: _decode(item, tensors) for key, item in body})
-        case "$ordered":
-            pairs, metadata = body
-            ordered = OrderedDict((key, _decode(item, tensors)) for key, item in pairs)
-            if metadata is not None:
-                ordered._metadata = _decode(metadata, tensors)  # type: ignore[attr-defined]
-            return ordered
-        case "$object":
-            return ObjectState(_decode(body, tensors))
-    raise ValueError(f"tag {tag!r:.40} is not known to this reader")
+    if tag in _CONTAINERS:
+        return _CONTAINERS[tag](body, tensors)
+    if tag in _FORMS:
+        if type(body) is not int or not 0 <= body < tensors:
+            raise ValueError(f"there is no tensor number {body!r:.40}")
+        return TensorRef(body, _FORMS[tag])
+    if tag == "$complex":
+        real, imaginary = (_decode(part, 0) for part in body)
+        return complex(real, imaginary)
+    decode = _TEXTS.get(tag)
+    if decode is None:
+        raise ValueError(f"tag {tag!r:.40} is not known to this reader")
+    if type(body) is not str:
+        raise ValueError(f"what stands behind {tag} is not a text")
+    return decode(body)
+
+
+def _decode_pairs(body: Any, tensors: int) -> list[tuple[Any, Any]]:
+    return [(_decode(key, 0), _decode(item, tensors)) for key, item in body]
+
+
+def _decode_ordered(body: Any, tensors: int) -> Any:
+    pairs, metadata = body
+    ordered = OrderedDict(_decode_pairs(pairs, tensors))
+    if metadata is not None:
+        ordered._metadata = _decode(metadata, tensors)  # type: ignore[attr-defined]
+    return ordered
+
+
+def _decode_float(body: str) -> float:
+    if body in _NON_FINITE:
+        return _NON_FINITE[body]
+    bits = bytes.fromhex(body)
+    if len(bits) != 8:
+        raise ValueError(f"{body!r:.40} is not a number")
+    return float(struct.unpack(">d", bits)[0])
+
+
+_CONTAINERS: dict[str, Callable[[Any, int], Any]] = {
+    "$tuple": lambda body, tensors: tuple(_decode(item, tensors) for item in body),
+    "$dict": lambda body, tensors: dict(_decode_pairs(body, tensors)),
+    "$counter": lambda body, tensors: Counter(dict(_decode_pairs(body, tensors))),
+    "$ordered": _decode_ordered,
+    "$object": lambda body, tensors: ObjectState(_decode(body, tensors)),
+}
+_FORMS: dict[str, Form] = {"$tensor": "tensor", "$array": "array", "$scalar": "scalar"}
+_TEXTS: dict[str, Callable[[str], Any]] = {
+    "$float": _decode_float,
+    "$int": lambda body: int(body, 16),
+    "$text": lambda body: base64.b64decode(body, validate=True).decode("utf-8", "surrogatepass"),
+    "$bytes": lambda body: base64.b64decode(body, validate=True),
+    "$bytearray": lambda body: bytearray(base64.b64decode(body, validate=True)),
+}

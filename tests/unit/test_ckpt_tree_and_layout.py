@@ -71,7 +71,7 @@ def test_the_versions_that_torch_hangs_on_a_state_dict_come_back() -> None:
     assert there_and_back(state)._metadata == {"": {"version": 2}}
 
 
-@pytest.mark.parametrize("value", [{1, 2}, b"raw", 1j, object(), defaultdict(list), range(3)], ids=repr)
+@pytest.mark.parametrize("value", [{1, 2}, object(), defaultdict(list), range(3)], ids=repr)
 def test_what_cannot_be_saved_is_refused_by_its_path(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^state\.extra\.1 is a "):
         encode_tree({"extra": [0, value]}, "state", no_tensor)

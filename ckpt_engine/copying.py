@@ -1,0 +1,199 @@
+"""The one copy of a save: many pieces of memory into a slot, by threads of our own and without a step of Python for
+each small tensor.
+
+torch's threads are the training's: their number belongs to the process, and where cores are busy they spin. Ours
+take pieces from one list until it is empty, so a thread that is not scheduled costs one piece. Large tensors are
+copied by memmove; hundreds of small neighbours by one pwritev into the slot's file. Both release the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .layout import SMALL_TENSOR_BYTES_MAX, Layout
+
+PIECE_BYTES = 4 << 20
+BATCH_BYTES_MAX = 4 << 20
+BATCH_TENSORS_MAX = 1024  # Linux takes no more in one call
+TOGETHER_BYTES_MIN = 2 << 20  # less is copied before another thread has woken up
+THREADS_MAX = 64
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_pwritev = getattr(_libc, "pwritev", None)
+if _pwritev is not None:
+    _pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+    _pwritev.restype = ctypes.c_ssize_t
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a payload goes: its address in our mapping, and its place in the memfd behind that (-1: there is
+    none)."""
+
+    address: int
+    descriptor: int
+    file_offset: int
+
+
+class _Batch:
+    """Small tensors that stand side by side in the payload."""
+
+    def __init__(self, places: list[int], offset: int, sizes: list[int]) -> None:
+        self.places = places
+        self._offset = offset
+        self._sizes = sizes
+        self._size_bytes = sum(sizes)
+        vector: Any = (ctypes.c_uint64 * (2 * len(places)))()  # struct iovec: address, size
+        vector[1::2] = sizes
+        self._vector = vector
+
+    def aim(self, addresses: list[int]) -> None:
+        self._vector[::2] = addresses
+
+    def copy(self, target: Target) -> None:
+        if _pwritev is not None and target.descriptor >= 0:
+            at = target.file_offset + self._offset
+            if _pwritev(target.descriptor, self._vector, len(self.places), at) == self._size_bytes:
+                return
+        at = target.address + self._offset  # no file behind it, or a call cut short by a signal: once more, by hand
+        for address, size in zip(self._vector[::2], self._sizes, strict=True):
+            ctypes.memmove(at, address, size)
+            at += size
+
+
+_Piece = tuple[int, int, int]  # offset in the payload, address, size
+
+
+class CopyList:
+    """What is copied where, for one layout; `aim` says from which addresses."""
+
+    def __init__(self, layout: Layout, raw: Sequence[bool]) -> None:
+        """`raw`: the places whose bytes are copied as they lie; the others are somebody else's."""
+        self.size_bytes = 0
+        self._large: list[tuple[int, int, int]] = []  # place, offset, size
+        self._batches: list[_Batch] = []
+        self._pieces: list[_Piece] = []
+        places: list[int] = []
+        sizes: list[int] = []
+        start = end = 0
+        for number in sorted(range(len(raw)), key=lambda number: layout.places[number].offset):
+            size = layout.places[number].size_bytes
+            if not raw[number] or not size:
+                continue
+            offset = layout.places[number].offset
+            self.size_bytes += size
+            if size > SMALL_TENSOR_BYTES_MAX:
+                self._large.append((number, offset, size))
+                continue
+            if places and (offset != end or len(places) == BATCH_TENSORS_MAX or end - start > BATCH_BYTES_MAX):
+                self._batches.append(_Batch(places, start, sizes))
+                places, sizes = [], []
+            if not places:
+                start = offset
+            places.append(number)
+            sizes.append(size)
+            end = offset + size
+        if places:
+            self._batches.append(_Batch(places, start, sizes))
+
+    def aim(self, addresses: Sequence[int]) -> None:
+        """`addresses` has one for each place; only those of raw places are looked at."""
+        for batch in self._batches:
+            batch.aim([addresses[place] for place in batch.places])
+        self._pieces = [
+            (offset + done, addresses[place] + done, min(PIECE_BYTES, size - done))
+            for place, offset, size in self._large
+            for done in range(0, size, PIECE_BYTES)
+        ]
+
+    def copy(self, target: Target, threads: CopyThreads) -> None:
+        """Copy everything. Whoever owns the memory must keep it until this returns."""
+        pieces, batches = iter(self._pieces), iter(self._batches)
+        if self.size_bytes < TOGETHER_BYTES_MIN:
+            _drain(pieces, batches, target)
+        else:
+            threads.run(lambda: _drain(pieces, batches, target))
+
+
+def _drain(pieces: Iterator[_Piece], batches: Iterator[_Batch], target: Target) -> None:
+    """Take work until there is none; the iterators are shared, and `next` of a list's is atomic under the GIL."""
+    move, base = ctypes.memmove, target.address
+    for batch in batches:
+        batch.copy(target)
+    for offset, address, size in pieces:
+        move(base + offset, address, size)
+
+
+class CopyThreads:
+    """`count` threads for one piece of work at a time, the caller's own among them."""
+
+    def __init__(self, count: int) -> None:
+        if not 1 <= count <= THREADS_MAX:
+            raise ValueError(f"copy_threads must be 1 to {THREADS_MAX}, not {count}")
+        self.count = count
+        self._pid = os.getpid()
+        self._orders: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Call `work` in every thread; returns when all have. Raises what one of them raised."""
+        if os.getpid() != self._pid:  # a forked child has the queues, but not the threads
+            work()
+            return
+        while len(self._orders) < self.count - 1:
+            self._start()
+        for orders in self._orders:
+            orders.put(work)
+        failure: BaseException | None = None
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - even an interrupt waits until nobody reads the tensors any more
+            failure = error
+        failure = self._await_others() or failure
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Let the threads end."""
+        for orders in self._orders:
+            orders.put(None)
+        self._orders.clear()
+
+    def _start(self) -> None:
+        orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(orders, self._done), name="checkpoint-copy", daemon=True)
+        thread.start()
+        self._orders.append(orders)
+
+    def _await_others(self) -> BaseException | None:
+        failure: BaseException | None = None
+        left = len(self._orders)
+        while left:
+            try:
+                failure = self._done.get() or failure
+                left -= 1
+            except BaseException as error:  # noqa: BLE001 - an interrupt while they still copy: kept for later
+                failure = error
+        return failure
+
+
+def _serve(orders: queue.SimpleQueue[Callable[[], None] | None], done: queue.SimpleQueue[BaseException | None]) -> None:
+    while (work := orders.get()) is not None:
+        failure: BaseException | None = None
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for it
+            failure = error
+        done.put(failure)
+        del work  # it holds what it copied
+
+
+def threads_for(cores: int) -> int:
+    """How many threads copy where nobody says so: one core saturates neither the memory nor the host."""
+    return max(1, min(4, cores // 2))

@@ -1,0 +1,230 @@
+"""The saving half of a `Checkpointer`: the state is captured, a slot granted, one copy made, and the slot sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import wire
+from .capture import Capture, Taken
+from .clock import Clock
+from .commit import commit_shard, finish_step, retain
+from .copying import CopyThreads
+from .errors import CheckpointError, EngineRefused, EngineUnavailable
+from .forecast import expected_bytes, is_quiet
+from .link import EngineLink
+from .shardfile import Identity
+from .staging import Geometry, StagedSlot, local_slot, map_slot
+from .storage import Storage
+from .tensors import TensorDoor
+from .ticket import Mark, Ticket
+
+_log = logging.getLogger(__name__)
+
+DURABLE_WAIT_SECONDS = 60.0
+NO_ENGINE = "there is no checkpoint engine"
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlace:
+    """Where one rank's saves go: to the engine behind `link`, without one to `directory`."""
+
+    link: EngineLink | None
+    directory: Path | None
+    busy_wait_seconds: float
+    retention_steps: int
+
+
+class Saver:
+    """Saves of one rank, one at a time. Not for two threads at once."""
+
+    def __init__(
+        self, door: TensorDoor, threads: CopyThreads, identity: Identity, clock: Clock, place: SavePlace
+    ) -> None:
+        self._door = door
+        self._threads = threads
+        self._identity = identity
+        self._clock = clock
+        self._place = place
+        self._capture = Capture(door)
+        self._geometry: Geometry | None = None
+        self._slots: dict[int, StagedSlot] = {}
+        self._slots_lock = threading.RLock()
+        self._preparing: threading.Thread | None = None
+        self._closed = False
+        self.forbidden: Callable[[int], bool] = lambda descriptor: False  # slots that views of ours look at
+
+    def save(self, state: dict[str, Any], step: int) -> Ticket:
+        """Keep `state` as it is now. Raises TypeError where it holds something that cannot be saved; else
+        never."""
+        geometry, taken = self.take(state)
+        try:
+            if self._place.link is None:
+                return self._save_to_disk(geometry, taken, step)
+            return self._save_to_engine(self._place.link, geometry, taken, step)
+        except (CheckpointError, OSError) as error:
+            return Ticket.refused(step, str(error))
+
+    def take(self, state: dict[str, Any]) -> tuple[Geometry, Taken]:
+        """`state` as it is now, and where it would stand in a slot: the same Geometry while its layout is the same.
+        Raises TypeError."""
+        taken = self._capture.take(state)
+        geometry, layout = self._geometry, taken.plan.layout
+        if geometry is not None and len(taken.values) <= geometry.values_capacity:
+            if layout is geometry.layout:
+                return geometry, taken
+            if layout == geometry.layout:
+                taken.plan.layout = geometry.layout
+                return geometry, taken
+        self._geometry = Geometry.of(layout, len(taken.values))
+        return self._geometry, taken
+
+    def forget(self) -> None:
+        """Take the next state as if it were the first."""
+        self._capture.forget()
+
+    def prepare(self, state: dict[str, Any]) -> None:
+        """Have the engine make slots for states like this one, and map them, while training goes on; and plan the save,
+        if that asks nobody who might mind. Never raises, and does not wait for the engine."""
+        link = self._place.link
+        if link is None or self._geometry is not None or not self.prepared(0.0):
+            return  # nothing to make ready, or a save was first
+        need_bytes = expected_bytes(self._door, state)
+        if is_quiet(self._door, state):
+            with contextlib.suppress(TypeError, ValueError):  # the save will say so
+                need_bytes = max(need_bytes, self.take(state)[0].segment_bytes)
+        self._preparing = threading.Thread(
+            target=self._prepare, args=(link, need_bytes), name="checkpoint-prepare", daemon=True
+        )
+        self._preparing.start()
+
+    def prepared(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until a `prepare` is over; whether it is."""
+        if self._preparing is None:
+            return True
+        self._preparing.join(timeout_seconds)
+        return not self._preparing.is_alive()
+
+    def offers(self) -> list[tuple[int, int]]:
+        """(slot, descriptor) of what this rank has mapped, for an engine that was started again."""
+        with self._slots_lock:
+            return [(slot.index, slot.descriptor) for slot in self._slots.values() if slot.descriptor >= 0]
+
+    def kept(self, indices: Sequence[int], generations: Sequence[int]) -> None:
+        """What became of the offers: their new generations, 0 where they were not wanted."""
+        with self._slots_lock:
+            for index, generation in zip(indices, generations, strict=True):
+                if generation:
+                    self._slots[index].generation = generation
+                else:
+                    self._slots.pop(index).close()
+
+    def close(self) -> None:
+        """Let go of all slots; what is saved stays."""
+        self._closed = True
+        self.prepared()
+        with self._slots_lock:
+            for slot in self._slots.values():
+                slot.close()
+            self._slots.clear()
+        self._threads.close()
+
+    def _save_to_engine(self, link: EngineLink, geometry: Geometry, taken: Taken, step: int) -> Ticket:
+        wait_seconds = self._place.busy_wait_seconds
+        request = {
+            "op": "acquire",
+            "step": step,
+            "segment_bytes": geometry.segment_bytes,
+            "known": self._known(),
+            "wait_seconds": wait_seconds,
+        }
+        reply, descriptors = link.ask(request, wait_seconds)
+        if "busy" in reply:
+            return Ticket.refused(step, f"skipped, {reply['busy']}")
+        started = self._clock.monotonic()
+        slot = self._granted(wire.whole(reply, "slot"), wire.whole(reply, "generation"), descriptors)
+        if self.forbidden(slot.descriptor):  # an engine that was restarted knows of no views
+            raise EngineRefused("skipped, views of the only free slot are in use; drop them, or save again")
+        # Should the copy fail, the slot still says WRITING: it is void, and the next save gets it again.
+        slot.write(self._door, self._threads, geometry, taken, self.stamped(step))
+        seconds = self._clock.monotonic() - started
+        link.ask({"op": "seal", "slot": slot.index, "generation": slot.generation, "seconds": seconds})
+        return Ticket(step, Mark(outcome=""), Mark(ask=lambda timeout: self.await_durable(link, step, timeout)))
+
+    def _save_to_disk(self, geometry: Geometry, taken: Taken, step: int) -> Ticket:
+        directory = self._place.directory
+        assert directory is not None
+        slot = self._slots.get(0)
+        if slot is None or slot.size_bytes < geometry.segment_bytes:
+            if slot is not None:
+                slot.close()
+            slot = self._slots[0] = local_slot(geometry.segment_bytes)
+        header = slot.write(self._door, self._threads, geometry, taken, self.stamped(step))
+        storage, writer = Storage(), f"rank-{self._identity.rank}"
+        commit_shard(storage, directory, header, slot.view, writer=writer)
+        if finish_step(storage, directory, step, self._identity.attempt, writer=writer) is not None:
+            retain(storage, directory, self._place.retention_steps)
+        return Ticket(step, Mark(outcome=NO_ENGINE), Mark(outcome=""))
+
+    def _prepare(self, link: EngineLink, need_bytes: int) -> None:
+        """The engine's part and ours: both take the time of a page fault for each page, none of it in a save."""
+        for index in range(2):
+            if self._closed:
+                return
+            request = {"op": "prepare", "slot": index, "segment_bytes": need_bytes, "known": self._known()}
+            try:
+                reply, descriptors = link.ask(request)
+                if descriptors:
+                    self._granted(index, wire.whole(reply, "generation"), descriptors, replace=False)
+            except (CheckpointError, OSError) as error:
+                _log.info("slots could not be made ready before the first save: %s", error)
+                return
+        with self._slots_lock:
+            slots = list(self._slots.values())
+        for slot in slots:
+            if not self._closed:
+                slot.populate()
+
+    def _known(self) -> list[int]:
+        with self._slots_lock:
+            return [slot.generation for slot in self._slots.values()]
+
+    def _granted(self, index: int, generation: int, descriptors: Sequence[int], *, replace: bool = True) -> StagedSlot:
+        with self._slots_lock:
+            slot = self._slots.get(index)
+            if descriptors and slot is not None and (slot.generation == generation or not replace):
+                wire.close_all(descriptors)  # the other thread was first, and may be writing there
+            elif descriptors:
+                if slot is not None:
+                    slot.close()
+                wire.close_all(descriptors[1:])
+                slot = self._slots[index] = map_slot(index, generation, descriptors[0], populate=replace)
+            if slot is None or slot.generation != generation:
+                raise EngineRefused(f"the engine granted slot {index}, which this rank has not mapped")
+            return slot
+
+    def await_durable(self, link: EngineLink, step: int, timeout_seconds: float | None) -> str | None:
+        """ "" once `step` is on disk, why it never will be, None where neither is known in time."""
+        deadline = None if timeout_seconds is None else self._clock.monotonic() + timeout_seconds
+        request = {"op": "wait", "rank": self._identity.rank, "attempt": self._identity.attempt, "step": step}
+        while True:
+            left = DURABLE_WAIT_SECONDS if deadline is None else deadline - self._clock.monotonic()
+            wait = min(max(left, 0.0), DURABLE_WAIT_SECONDS)
+            try:
+                fields = link.ask_aside({**request, "timeout_seconds": wait}, wait)
+            except EngineUnavailable as error:
+                return str(error)
+            if fields.get("settled") is True:
+                return wire.text(fields, "reason")
+            if deadline is not None and self._clock.monotonic() >= deadline:
+                return None
+
+    def stamped(self, step: int) -> Identity:
+        """Whose shard a save of `step` is."""
+        own = self._identity
+        return Identity(own.job, own.attempt, own.rank, own.world_size, step)
