@@ -186,7 +186,7 @@ class Source:
         if hit is None or hit.rule.role in ("noise", "advice") or self._torn_down(said):
             return
         symptom = symptom_of(hit.rule)
-        weak = _goes_on(said, symptom)
+        weak = not hit.rule.firm and _goes_on(said, symptom)
         if weak and symptom.group != "sufferer":
             return
         sighting = self._sighting(hit, symptom, said, block, begin)
