@@ -136,10 +136,15 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return json.dumps(document, sort_keys=True, indent=1).encode()
 
 
+def ranks_on_disk(directory: Path, step: int, attempt: int) -> list[int]:
+    """The ranks of which `attempt` left a record in a step's folder, ascending; the records are not read."""
+    return sorted(rank for rank, written_by in _record_files(step_folder(directory, step)) if written_by == attempt)
+
+
 def read_records(directory: Path, step: int, attempt: int) -> list[ShardRecord]:
     """The readable records that `attempt` left in a step's folder, by rank."""
-    ranks = [rank for rank, written_by in _record_files(step_folder(directory, step)) if written_by == attempt]
-    records = [read_record(directory, step, rank, attempt) for rank in sorted(ranks)]
+    ranks = ranks_on_disk(directory, step, attempt)
+    records = [read_record(directory, step, rank, attempt) for rank in ranks]
     return [record for record in records if record is not None]
 
 

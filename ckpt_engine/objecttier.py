@@ -10,6 +10,8 @@ names is compared with its checksums by whoever fetches it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
@@ -95,6 +97,8 @@ class ObjectTier:
             except CheckpointDamaged:
                 self._store.remove(name)
                 raise
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache is training's
 
     def finish(self, manifest: Manifest) -> bool:
         """Write the manifest, and read it back, if all shards are there; whether the step is complete in the store."""

@@ -117,6 +117,32 @@ def test_a_failed_write_gives_a_full_disk_its_space_back(tmp_path: Path) -> None
         assert list(tmp_path.rglob("*.tmp")) == []
 
 
+def test_a_name_that_could_not_be_synced_is_synced_before_it_is_believed(tmp_path: Path) -> None:
+    """Shard and record stand there, but a power cut could still take their names away."""
+    storage = Broken("sync_folder", "step-")
+    header, view = raw_segment(7, b"shard", Identity("job", 1, 0, 1, -1))
+    storage.error = errno.EIO
+    for _ in range(2):
+        with pytest.raises(OSError, match="trouble"):
+            commit_shard(storage, tmp_path, header, view, writer="n0")
+    assert storage.failures == 2
+    storage.error = None
+    assert commit_shard(storage, tmp_path, header, view, writer="n0").step == 7
+
+
+@pytest.mark.parametrize("harm", ["gone", "short"])
+def test_a_record_whose_file_is_not_there_is_no_shard_and_it_is_written_again(tmp_path: Path, harm: str) -> None:
+    put_step(tmp_path, 7)
+    path = next(step_folder(tmp_path, 7).glob("*.safetensors"))
+    whole = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(whole[:-1])
+    put_step(tmp_path, 7)
+    assert path.read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     ("number", "advice"),
     [(errno.ENOSPC, "free space"), (errno.EDQUOT, "raise the quota"), (errno.EROFS, "mount it for writing")],
