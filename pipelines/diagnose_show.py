@@ -95,7 +95,8 @@ def _folded(one: Consequence) -> str:
 def _read(found: Diagnosis, reading: Reading) -> str:
     looked = found.looked
     text = (
-        f"{looked.sources:,} file{'' if looked.sources == 1 else 's'}, {looked.lines:,} lines, {_size(looked.octets)}"
+        f"{looked.sources:,} file{'' if looked.sources == 1 else 's'}, "
+        f"{looked.lines:,} line{'' if looked.lines == 1 else 's'}, {_size(looked.octets)}"
     )
     if reading.skipped:
         named = "; ".join(f"{note.source} ({note.why})" for note in reading.notes[:NOTES_SHOWN_MAX])

@@ -125,6 +125,8 @@ def _victims(found: Diagnosis) -> str:
 
 def _nothing(found: Diagnosis) -> str:
     looked = found.looked
+    if looked.sources == 0:
+        return "Nothing was read: there is no log in what was given."
     files = "one source" if looked.sources == 1 else f"{looked.sources:,} sources"
     lines = "one line" if looked.lines == 1 else f"{looked.lines:,} lines"
     text = f"No cause found in {lines} of {files}."

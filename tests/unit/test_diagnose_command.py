@@ -69,11 +69,13 @@ def test_json_goes_to_standard_output_alone(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_and_an_empty_file_are_answered_in_a_sentence(tmp_path: Path) -> None:
-    assert "No cause found in 0 lines of 0 sources." in run(tmp_path).stdout
+    assert "Nothing was read: there is no log in what was given." in run(tmp_path).stdout
     (tmp_path / "empty.log").touch()
     result = run(tmp_path)
     assert result.exit_code == 0
     assert "No cause found in 0 lines of one source." in result.stdout
+    (tmp_path / "empty.log").write_text("one\n")
+    assert "1 file, 1 line, 4 bytes" in run(tmp_path).stdout
 
 
 def test_a_path_that_is_not_there_is_bad_use(tmp_path: Path) -> None:

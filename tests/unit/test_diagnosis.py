@@ -209,7 +209,7 @@ def test_nothing_found_is_a_legal_answer_that_says_what_was_looked_at() -> None:
     found = diagnose(step(1), step(2), "all done")
     assert not found.found
     assert found.summary == "No cause found in 3 lines of one source. The last step seen was 2."
-    assert Diagnoser().conclude().summary == "No cause found in 0 lines of 0 sources."
+    assert Diagnoser().conclude().summary == "Nothing was read: there is no log in what was given."
 
 
 def test_a_flood_of_sufferers_hides_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
