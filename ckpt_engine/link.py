@@ -7,7 +7,9 @@ import os
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from . import wire
@@ -25,6 +27,14 @@ Kept = Callable[[Sequence[int], Sequence[int]], None]  # slots offered, their ne
 _links: weakref.WeakSet[EngineLink]
 
 
+@dataclass(slots=True, eq=False)
+class Posted:
+    """A request whose answer nobody has awaited yet."""
+
+    answer: tuple[wire.Fields, list[int]] | None = None
+    lost: str = ""  # why there will be none
+
+
 class EngineLink:
     """Requests to one engine, one at a time; after a failure the next tries wait a little longer each."""
 
@@ -36,8 +46,10 @@ class EngineLink:
         self._clock = clock
         self._offers = offers
         self._kept = kept
+        self.in_use: Callable[[], list[list[int]]] = list  # segments that views of this rank look at: (device, inode)
         self._lock = threading.RLock()
         self._sock: socket.socket | None = None
+        self._posted: deque[Posted] = deque()  # answered in this order, before anything that is asked later
         self._backoff_seconds = 0.0
         self._next_try = 0.0
         _links.add(self)
@@ -46,14 +58,32 @@ class EngineLink:
         """The engine's answer. Raises EngineUnavailable or EngineRefused. Descriptors are the caller's to
         close."""
         with self._lock:
+            return self.collect(self.post(request), extra_seconds)
+
+    def post(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Posted:
+        """Send a request without awaiting the answer. Raises EngineUnavailable, or EngineRefused where this rank is
+        not taken. The descriptors stay the caller's."""
+        with self._lock:
             sock = self._connected()
             try:
-                sock.settimeout(REQUEST_SECONDS_MAX + extra_seconds)
-                wire.send(sock, request)
-                fields, descriptors = wire.receive(sock)
+                sock.settimeout(REQUEST_SECONDS_MAX)
+                wire.send(sock, request, descriptors)
             except (OSError, wire.WireError) as error:
                 self._lose(f"the checkpoint engine at {self.path} went away: {error}")
                 raise EngineUnavailable(self.lost) from error
+            posted = Posted()
+            self._posted.append(posted)
+            return posted
+
+    def collect(self, posted: Posted, extra_seconds: float = 0.0) -> tuple[wire.Fields, list[int]]:
+        """The answer to what was posted, awaited. Raises EngineUnavailable or EngineRefused. Descriptors are the
+        caller's to close."""
+        with self._lock:
+            while posted.answer is None and not posted.lost:
+                self._receive(extra_seconds)
+        if posted.answer is None:
+            raise EngineUnavailable(posted.lost)
+        fields, descriptors = posted.answer
         if "error" in fields:
             wire.close_all(descriptors)
             raise EngineRefused(str(fields["error"]))
@@ -75,6 +105,11 @@ class EngineLink:
             if self._sock is not None:
                 self._sock.close()
                 self._sock = None
+            self._give_up(self.lost or "the connection to the checkpoint engine was closed")
+
+    def _give_up(self, why: str) -> None:
+        while self._posted:
+            self._posted.popleft().lost = why
 
     def forget_in_child(self) -> None:
         """After a fork: the child's copy of the socket would hide this rank's death from the engine."""
@@ -85,6 +120,7 @@ class EngineLink:
             self._sock = None
         self._next_try = float("inf")
         self.lost = "a forked child does not save checkpoints"
+        self._give_up(self.lost)
 
     def _connected(self) -> socket.socket:
         if self._sock is not None:
@@ -120,6 +156,7 @@ class EngineLink:
             "rank": identity.rank,
             "world_size": identity.world_size,
             "offers": [slot for slot, _ in offers],
+            "memfds": self.in_use(),
         }
         wire.send(sock, request, [descriptor for _, descriptor in offers])
         fields, descriptors = wire.receive(sock)
@@ -129,9 +166,20 @@ class EngineLink:
         self.directory = wire.text(fields, "directory")
         self._kept([slot for slot, _ in offers], wire.wholes(fields, "kept"))
 
+    def _receive(self, extra_seconds: float) -> None:
+        """The next answer on the connection, for the request that was posted first."""
+        assert self._sock is not None, "what was posted is lost with its connection"
+        try:
+            self._sock.settimeout(REQUEST_SECONDS_MAX + extra_seconds)
+            answer = wire.receive(self._sock)
+        except (OSError, wire.WireError) as error:
+            self._lose(f"the checkpoint engine at {self.path} went away: {error}")
+        else:
+            self._posted.popleft().answer = answer
+
     def _lose(self, why: str) -> None:
-        self.close()
         self.lost = why
+        self.close()
         self._backoff_seconds = min(max(self._backoff_seconds * 2, BACKOFF_SECONDS_MIN), BACKOFF_SECONDS_MAX)
         self._next_try = self._clock.monotonic() + self._backoff_seconds
 

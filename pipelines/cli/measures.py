@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pipelines.cli.bench_ckpt import ckpt
 from pipelines.cli.options import JsonFile
 
 bench = typer.Typer(help="Measure a room; figures go to --json FILE.", no_args_is_help=True)
@@ -35,6 +36,9 @@ def detect(json_file: JsonFile = None) -> None:
         console.print(f"{figure.name} = {figure.value:,.6g} {figure.unit}")
     if json_file is not None:
         write_figures(json_file, figures)
+
+
+bench.command("ckpt")(ckpt)
 
 
 @bench.command("recovery")
