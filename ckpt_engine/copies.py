@@ -83,7 +83,7 @@ class Copies:
         """
         damaged: CheckpointDamaged | None = None
         for _ in range(TRIES_MAX):
-            source = self._ask(wanted)
+            source = self._ask(wanted, later)
             if source is None:
                 break
             try:
@@ -153,11 +153,12 @@ class Copies:
         there = ", ".join(str(record.step) for record in complete_steps(directory)) or "none"
         return f"step {step} is neither in memory nor complete under {directory}; complete there: {there}"
 
-    def _ask(self, wanted: Wanted) -> Source | None:
+    def _ask(self, wanted: Wanted, later: bool) -> Source | None:
         if self._link is not None:
+            request = {"op": "load", "verify": "deferred" if later else "beside", **_fields(wanted)}
             with contextlib.suppress(EngineUnavailable):
                 for _ in range(PENDING_MAX):
-                    reply, descriptors = self._link.ask({"op": "load", **_fields(wanted)})
+                    reply, descriptors = self._link.ask(request)
                     if reply.get("pending") is not True:  # else the engine is still bringing it here
                         return _source_of(reply, descriptors)
                 return None
@@ -244,6 +245,5 @@ def _fields(wanted: Wanted) -> dict[str, Any]:
         "attempt": wanted.attempt,
         "policy": "verified" if wanted.verified_only else "newest",
         "without": sorted(map(list, wanted.without)),
-        "verify": "deferred",  # beside what we do meanwhile; who wants it first waits for it then
         "reshard": wanted.any_world_size,
     }

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .checksum import crc32_of
 from .errors import CheckpointDamaged
-from .filling import FileSource, MemorySource, Source
+from .filling import Source
 from .layout import Layout, decode_layout, layout_hash
 from .manifest import FETCHED, MANIFEST, Manifest, read_manifest
 from .segment import layout_region, payload_region, read_sealed, values_region
@@ -43,13 +41,9 @@ class LoadedShard:
         """A tensor over each tensor of the layout. They keep `memory` alive."""
         return door.views(self.memory, self.payload_offset, self.layout)
 
-    @contextlib.contextmanager
-    def source(self) -> Iterator[Source]:
+    def source(self) -> Source:
         """Where its bytes can be copied from."""
-        if self.descriptor >= 0:
-            yield FileSource(self.descriptor)
-        else:
-            yield MemorySource(ctypes.addressof(ctypes.c_char.from_buffer(self.memory)))
+        return Source(self.memory, mapped=self.descriptor < 0)  # of a slot nothing is mapped yet
 
     def close(self) -> None:
         """Let go of the descriptor. The memory goes with the last tensor over it: nobody may close it."""

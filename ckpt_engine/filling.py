@@ -1,22 +1,24 @@
 """The bytes of a shard to where they belong, by several threads: memory that is there already is filled in place.
 
-From an engine's slot the kernel reads them straight there, without a page table of ours between; from private
-memory they are moved. Neither holds the interpreter's lock.
+Each piece is mapped right before it is moved, in one call for all of its pages: a fault for each of them would take
+as long as the move, and to read them from the slot's descriptor takes longer still. Nothing holds the interpreter's
+lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import os
+import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
-from .errors import CheckpointDamaged
+from .memfd import madvise
+from .segment import PAGE_BYTES
 
-BUFFERS_MAX = 1000  # of one read; Linux takes 1024
+_MADV_POPULATE_READ = 22  # Linux 5.14
 PIECE_BYTES_MAX = 16 << 20
 TOGETHER_BYTES_MIN = 4 << 20  # less is there before another thread has woken up
 
@@ -38,45 +40,24 @@ class Piece:
     parts: tuple[tuple[int, int], ...]
 
 
-class Source(Protocol):
-    """Where the bytes come from."""
+class Source:
+    """Memory of this process. `mapped` says whether its pages are in our page table already."""
+
+    def __init__(self, memory: mmap.mmap, *, mapped: bool) -> None:
+        self._view = memoryview(memory)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._mapped = mapped
 
     def read(self, piece: Piece) -> None:
-        """All of `piece`. Raises CheckpointDamaged where the source ends too early, and OSError."""
-        ...
-
-
-class FileSource:
-    """A slot's memfd, or a file."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def read(self, piece: Piece) -> None:
-        offset = piece.offset
-        buffers = [memoryview((ctypes.c_char * size).from_address(address)) for address, size in piece.parts]
-        while buffers:
-            got = os.preadv(self._descriptor, buffers, offset)
-            if got == 0:
-                raise CheckpointDamaged(f"the slot ends at byte {offset}, before the last of its tensors")
-            offset += got
-            while buffers and got >= len(buffers[0]):
-                got -= len(buffers.pop(0))
-            if got:
-                buffers[0] = buffers[0][got:]
-
-
-class MemorySource:
-    """Memory of this process that begins at `address`."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def read(self, piece: Piece) -> None:
-        start = self._address + piece.offset
+        """Move all of `piece`."""
+        at = self._address + piece.offset
+        end = piece.offset + sum(size for _, size in piece.parts)
+        if not self._mapped:
+            with contextlib.suppress(OSError):  # an older kernel takes the faults one by one
+                madvise(self._view[piece.offset // PAGE_BYTES * PAGE_BYTES : end], _MADV_POPULATE_READ)
         for address, size in piece.parts:
-            ctypes.memmove(address, start, size)
-            start += size
+            ctypes.memmove(address, at, size)
+            at += size
 
 
 def overlap(regions: Iterable[Region]) -> bool:
@@ -90,10 +71,8 @@ def overlap(regions: Iterable[Region]) -> bool:
 
 
 def fill(source: Source, regions: Sequence[Region], threads: int) -> None:
-    """Read all `regions`. The caller keeps the memory alive, and nobody else writes to it meanwhile.
-
-    Raises CheckpointDamaged and OSError.
-    """
+    """Fill all `regions`, which lie within the source. The caller keeps the memory alive, and nobody else writes to it
+    meanwhile."""
     pieces = deque(_pieces(regions))
 
     def work() -> None:
@@ -121,7 +100,7 @@ def _pieces(regions: Sequence[Region]) -> Iterator[Piece]:
     for region in sorted(regions, key=lambda region: region.offset):
         for done in range(0, region.size_bytes, PIECE_BYTES_MAX):
             at, size = region.offset + done, min(PIECE_BYTES_MAX, region.size_bytes - done)
-            if parts and (at != end or end - offset + size > PIECE_BYTES_MAX or len(parts) == BUFFERS_MAX):
+            if parts and (at != end or end - offset + size > PIECE_BYTES_MAX):
                 yield Piece(offset, tuple(parts))
                 parts = []
             if not parts:

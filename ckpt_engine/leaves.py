@@ -106,14 +106,11 @@ class Leaves:
         regions = [region for _, _, region in found if region is not None]
         if overlap(regions):  # then the order matters, and there is one only where torch does it
             found, regions = [(index, target, None) for index, target in fills], []
-        with self._shard.source() as source:
-            fill(source, regions, self._threads)
-        increment = getattr(self._door.torch.autograd.graph, "increment_version", None)
+        fill(self._shard.source(), regions, self._threads)
+        self._count_as_written([target for _, target, region in found if region is not None])
         for index, target, region in found:
             if region is None:
                 self._copy(target, self._view(index))
-            elif increment is not None:  # what autograd has kept of it is out of date; copy_ says so by itself
-                increment(target)
 
     def _region(self, index: int, target: Tensor) -> Region | None:
         """Where the bytes of `target` are, if they can be written as they stand there; else None."""
@@ -130,6 +127,17 @@ class Leaves:
         assert isinstance(base, TensorPlace)
         offset = start + base.offset + saved.offset * ELEMENT_TYPES[saved.dtype].size_bytes
         return Region(offset, target.data_ptr(), size_bytes)
+
+    def _count_as_written(self, targets: list[Tensor]) -> None:
+        """What autograd has kept of them is out of date; copy_ says so by itself."""
+        increment = getattr(self._door.torch.autograd.graph, "increment_version", None)
+        if increment is None or not targets:
+            return
+        try:
+            increment(targets)
+        except (TypeError, AttributeError):  # an older torch takes one at a time
+            for target in targets:
+                increment(target)
 
     def _copy(self, target: Tensor, view: Tensor) -> None:
         if any(tensor.is_conj() or tensor.is_neg() for tensor in (target, view)):

@@ -68,6 +68,7 @@ class Lending:
         self._parts = parts
         self._session = session
         self._reading: Reading | None = None
+        self._threads = 1  # of one comparison
         self._proof: Proof | None = None  # of what was loaded last, if that was to be verified later
         self._loans: dict[MemfdIdentity, Loan] = {}
         self._passed: frozenset[tuple[str, int, int]] = frozenset()  # copies that the last load could not use
@@ -77,7 +78,10 @@ class Lending:
         self.stop_reading()
         self._proof = None
         wanted = self._wanted(identity, fields)
-        later = fields.get("verify") == "deferred"
+        verify = fields.get("verify")
+        later = verify in ("deferred", "beside")
+        # Who waits for it gets all threads; who does not, needs the cores himself meanwhile.
+        self._threads = 1 if verify == "deferred" else threads_here()
         for _ in range(CHOICES_MAX):
             common = wanted.step is None and identity.world_size > 1  # who asks so has not agreed with the others
             offers = offers_for(
@@ -168,7 +172,7 @@ class Lending:
         try:
             if read_sealed(reading.segment.view) != header:
                 raise CheckpointDamaged(f"the slot of step {header.step} is another one's by its header")
-            crc = crc32_of(payload_region(reading.segment.view, header), threads_here())
+            crc = crc32_of(payload_region(reading.segment.view, header), self._threads)
             table.confirm_checksum(reading.slot, header, crc)
         except CheckpointDamaged as error:
             table.void(reading.slot, header)
@@ -215,7 +219,7 @@ class Lending:
         known = reading.slot.checksum
         if later:
             self._proof = Proof(self, self._again(reading))
-        elif self.compare(reading):
+        elif offer.tier != "peer" and self.compare(reading):  # the ring has just compared every piece
             self.release(reading)
             return None
         self._reading = reading
