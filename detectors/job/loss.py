@@ -8,7 +8,7 @@ the loss went from 2.20 to 5.10; it recovered by itself in thirty steps): a spik
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ import numpy as np
 from detectors.channel import Arrays, Ended, Told
 from detectors.clues import Place, six_digits
 from detectors.job.loss_words import DIVERGENCE, LOSS, NORM, SPIKE, LossStory, condition_of
+from detectors.job.wild_gradient import WildConfig, WildGradient, wild_gradient
 from detectors.roster import Roster
 from detectors.steps import Floats, StepMatrix
 from ingest.events import Message
@@ -62,6 +63,7 @@ class LossConfig:
     climb_rise_min: float = 0.08
     climb_norm_rise: float = 0.25  # log(1.28): of the norm, meanwhile
     climb_rise_alone: float = 0.3  # where no norm is told
+    wild: WildConfig = field(default_factory=WildConfig)
 
 
 class _Series(msgspec.Struct):
@@ -80,6 +82,7 @@ class _Open(msgspec.Struct):
     calm: int = 0
     level: float = 0.0
     sigma: float = 0.0
+    wild: WildGradient | None = None  # what began it, where that was one rank's doing
 
 
 class _State(msgspec.Struct):
@@ -93,6 +96,7 @@ class _State(msgspec.Struct):
     norms: list[float | None] = []
     loss_z: list[float] = []  # of the last steps
     norm_z: list[float] = []
+    widest: list[float] = []  # how far the largest local norm of a step was above the others', of the last steps
     open: _Open | None = None
 
 
@@ -127,7 +131,10 @@ class LossChannel:
         state.steps = [*state.steps[-(depth - 1) :], step]
         state.losses = [*state.losses[-(depth - 1) :], x]
         state.norms = [*state.norms[-(depth - 1) :], y]
-        if state.open is None:
+        wild = wild_gradient(matrix.values(step, LOCAL_NORM), matrix.ranks, state.widest, self.config.wild)
+        if wild is not None and (state.open is None or state.open.wild is None):
+            self._begin_wild(wild, x, matrix, roster)
+        elif state.open is None:
             self._watch(x, y, step, matrix, roster)
         else:
             self._while_open(x, y, matrix, roster)
@@ -167,6 +174,16 @@ class LossChannel:
                 state.open = _Open(kind, onset, 0, x - level, 0, level, sigma)
                 self._say(kind, matrix, roster)
                 return
+
+    def _begin_wild(self, wild: WildGradient, x: float, matrix: StepMatrix, roster: Roster) -> None:
+        """One rank's gradient is beyond all others': whatever the loss does next comes from there."""
+        state = self._state
+        if state.open is not None:
+            self._told.append(Ended(state.open.kind))
+        level, sigma = self._level(state.loss, self.config.loss_sigma_min)
+        spread = self.config.loss_sigma_min * self._unit() if sigma is None else sigma
+        state.open = _Open(SPIKE, state.last_step, 0, 0.0, 0, x if sigma is None else level, spread, wild)
+        self._say(SPIKE, matrix, roster)
 
     def _opens(self, rise: float, norm_rise: float, roster: Roster) -> bool:
         """The loss is out with the norm, or by itself for some steps, or the norm runs away ahead of it."""
@@ -258,7 +275,7 @@ class LossChannel:
                 self._close(forget=True)  # harder than before, and calm: this is its level now
                 return
             self._told.append(Ended(SPIKE))
-            state.open = _Open(DIVERGENCE, spike.onset_step, 0, spike.peak, 0, spike.level, spike.sigma)
+            state.open = _Open(DIVERGENCE, spike.onset_step, 0, spike.peak, 0, spike.level, spike.sigma, spike.wild)
             self._say(DIVERGENCE, matrix, roster)
 
     def _close(self, *, forget: bool = False) -> None:
@@ -295,7 +312,7 @@ class LossChannel:
         told = LossStory(
             kind=kind, onset_step=opened.onset_step, step=state.last_step, usual=_plain(opened.level, state.linear),
             now=_plain(state.losses[-1], state.linear), norm_usual=_plain(usual, False),
-            norm_now=None if norm is None or not state.norm.clean else _plain(norm, False),
+            norm_now=None if norm is None or not state.norm.clean else _plain(norm, False), wild=opened.wild,
         )  # fmt: skip
         self._told.append(condition_of(told, matrix, roster))
 

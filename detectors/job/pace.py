@@ -30,7 +30,7 @@ from detectors.job.pace_story import (
 )
 from detectors.job.pace_words import condition_of
 from detectors.job.phases import Phases, PhasesConfig
-from detectors.job.step_summary import INDEX, Rows, summary_of
+from detectors.job.step_summary import INDEX, ROWS_MAX, Rows, block_of, summary_of
 from detectors.ranks.few_peers import FEW_MAX
 from detectors.roster import Roster
 from detectors.steps import APART, Floats, StepMatrix
@@ -46,6 +46,7 @@ class PaceConfig:
 
     phases: PhasesConfig = field(default_factory=PhasesConfig)
     change: ChangePointConfig = field(default_factory=ChangePointConfig)
+    row_seconds_min: float = 1.0  # shorter steps are taken together: neighbours come and go within seconds
     many_nodes: int = 4  # no burst of a neighbour moves the median of the ranks of so many machines
     many_persist_max: int = 16
     wait_persist_min: int = 24  # a network has bursts that all ranks feel
@@ -74,6 +75,8 @@ class _State(msgspec.Struct):
     many: bool | None = None  # None before the first step of training
     scale: float = 0.0  # seconds of a normal step: parts are shares of it
     last_step: int = -1
+    block_steps: int = 0  # the newest steps, which are no row yet, and how long they took
+    block_seconds: float = 0.0
     opener: str = ""  # the series that opened job_slow
     open: list[str] = []
     slow_for: int = 0  # train steps since job_slow was told
@@ -94,7 +97,7 @@ class PaceChannel:
         self.config = config or PaceConfig()
         self.phases = Phases(self.config.phases)
         self._state = _State()
-        self._rows = Rows.empty()
+        self._steps, self._rows = Rows.empty(), Rows.empty()  # each step; steps that take at least a second together
         self._data = DataWatch(self.config.data)
         self._points = {name: ChangePoint(self.config.change) for name in SERIES}
         self._points |= {name: ChangePoint(self.config.pause) for name in ("checkpoint", "eval")}
@@ -130,7 +133,7 @@ class PaceChannel:
         self._state.points = {name: point.state for name, point in self._points.items()}
         built = msgspec.to_builtins(self._state, str_keys=True)
         state = {"pace": built, "phases": self.phases.to_state(), "data": msgspec.to_builtins(self._data.state)}
-        return state, {"rows": self._rows.table}
+        return state, {"rows": self._rows.table, "steps": self._steps.table}
 
     def load_state(self, state: dict[str, Any], arrays: Arrays) -> None:
         self._state = msgspec.convert(state["pace"], _State, strict=False)
@@ -140,23 +143,33 @@ class PaceChannel:
             self._points[name].state = held
         if self._state.many is not None:
             self._set_many(self._state.many)
-        self._rows = Rows(arrays["rows"].copy())
+        self._rows, self._steps = Rows(arrays["rows"].copy()), Rows(arrays["steps"].copy())
 
     def _train(self, row: Floats, matrix: StepMatrix, roster: Roster) -> None:
         """One step of plain training."""
-        state, rows = self._state, self._rows
+        state = self._state
         if state.many is None:
             nodes = {roster.node_of(rank) for rank in matrix.ranks}
             self._set_many(len(nodes) >= self.config.many_nodes)
         if state.scale <= 0.0:
             state.scale = float(np.median(self.phases.warm)) if self.phases.warm else float(row[INDEX["seconds"]])
-        rows.add(row)
+        self._steps.add(row)
+        self._watch_data(matrix, roster)
+        state.block_steps += 1
+        state.block_seconds += float(row[INDEX["seconds"]])
+        if state.block_seconds >= self.config.row_seconds_min or state.block_steps >= ROWS_MAX:
+            self._rows.add(block_of(self._steps.table[-state.block_steps :]))
+            state.block_steps, state.block_seconds = 0, 0.0
+            self._weigh(matrix, roster)
+
+    def _weigh(self, matrix: StepMatrix, roster: Roster) -> None:
+        """One row more: has a series changed its level?"""
+        state = self._state
         state.slow_for += JOB_SLOW in state.open
         state.regime_for += bool(state.regime)
         if state.regime and state.regime_for >= self.config.settle_steps:
             self._end(state.regime)
             state.regime = ""
-        self._watch_data(matrix, roster)
         for name in SERIES:
             value = float(self._values(name, slice(-1, None))[0])
             if not math.isfinite(value):
@@ -213,7 +226,7 @@ class PaceChannel:
             self._points[name].accept()
             return
         if self._is_regime(cut):
-            self._open_regime(cut, matrix, roster)
+            self._open_regime(self._story(cut), matrix, roster)
         elif JOB_SLOW not in state.open:
             self._explain(name, cut, matrix, roster)
 
@@ -258,7 +271,7 @@ class PaceChannel:
         if JOB_SLOW in state.open:
             count = self._points[state.opener].state.held_count
             if state.slow_for % 10 == 9 and self._is_regime(self._cut(count)):
-                self._open_regime(self._cut(count), matrix, roster)
+                self._open_regime(self._story(self._cut(count)), matrix, roster)
             elif state.slow_for >= config.accept_steps:
                 story = self._story(self._cut(count))
                 self._restart(count)
@@ -274,7 +287,7 @@ class PaceChannel:
         for name in list(state.silent):
             count = self._points[name].state.held_count
             if count % 10 == 9 and self._is_regime(self._cut(count)):
-                self._open_regime(self._cut(count), matrix, roster)
+                self._open_regime(self._story(self._cut(count)), matrix, roster)
                 return
             if count == config.alone_after_steps and name == "seconds":
                 self._one_rank(count, matrix, roster)
@@ -307,25 +320,26 @@ class PaceChannel:
 
     def _watch_data(self, matrix: StepMatrix, roster: Roster) -> None:
         """All ranks wait for data, steadily or in every second or third step."""
-        waits = self._rows.column("data")
+        steps = self._steps
+        waits = steps.column("data")
         verdict = self._data.add(float(waits[-1]), self._state.scale)
         if verdict == "ended":
             self._end(DATA)
         elif verdict == "began":
-            cut = cut_of(self._rows, self._data.since_first_hit, self.config.story)
-            if is_regime(self._rows, cut, self.config.story):
+            cut = cut_of(steps, self._data.since_first_hit, self.config.story)
+            story = story_of(steps, cut, self.config.story)
+            if is_regime(steps, cut, self.config.story):
                 self._data.forget()
-                self._open_regime(cut, matrix, roster)
+                self._open_regime(story, matrix, roster)
                 return
-            usual = self._rows.median("data", cut.before)
+            usual = steps.median("data", cut.before)
             longer = float(np.median(waits[self._data.hit_rows()]))
-            story = story_of(self._rows, cut, self.config.story)
             self._open(DATA, story._replace(part="data", part_before=usual, part_after=longer), matrix, roster)
 
-    def _open_regime(self, cut: Cut, matrix: StepMatrix, roster: Roster) -> None:
-        story = self._story(cut)._replace(part="signals")
-        self._restart(cut.since.stop - cut.since.start)
-        self._open(REGIME, story, matrix, roster)
+    def _open_regime(self, story: PaceStory, matrix: StepMatrix, roster: Roster) -> None:
+        since = self._rows.column("step") >= story.onset[INDEX["step"]]
+        self._restart(max(1, int(since.sum())))
+        self._open(REGIME, story._replace(part="signals"), matrix, roster)
 
     def _open(self, key: str, story: PaceStory, matrix: StepMatrix, roster: Roster) -> None:
         if key == REGIME:  # a second one before the first has settled is part of it
@@ -361,6 +375,8 @@ class PaceChannel:
         for key in (JOB_SLOW, DATA):
             self._end(key)
         state.silent, state.waiting, state.opener = [], [], ""
+        if not len(self._rows.table):
+            return
         state.scale = self._rows.median("seconds", slice(-count, None))
         for name in SERIES:
             self._points[name].restart(finite(self._values(name, slice(-count, None))).tolist())

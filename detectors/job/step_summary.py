@@ -57,6 +57,16 @@ def summary_of(matrix: StepMatrix, step: int) -> Floats | None:
     return np.array([row[name] for name in COLUMNS])
 
 
+def block_of(rows: Floats) -> Floats:
+    """Several rows as one: the first one's identity, the lower median of each measure, the usual busiest."""
+    out = rows[0].copy()
+    for name in COLUMNS[INDEX["seconds"] :]:
+        out[INDEX[name]] = lower_median(rows[:, INDEX[name]])
+    ranks, counts = np.unique(rows[:, INDEX["busiest"]], return_counts=True)
+    out[INDEX["busiest"]] = ranks[np.argmax(counts)]
+    return out
+
+
 def lower_median(values: Floats) -> float:
     """The lower of the two middle finite values; NaN when there are none."""
     finite = values[np.isfinite(values)]
@@ -68,7 +78,7 @@ def lower_median(values: Floats) -> float:
 
 @dataclass
 class Rows:
-    """The summaries of the last ROWS_MAX steps of one phase, oldest first."""
+    """The summaries of the last ROWS_MAX steps (or blocks of steps) of one phase, oldest first."""
 
     table: Floats
 

@@ -41,9 +41,13 @@ class FewPeersConfig:
     long_excess: float = 0.05  # a weak slowdown: over the largest of the others in most of the long window
     long_excess_alone: float = 0.08
     long_steps: int = 38
+    base_spreads: float = 3.0  # of that chance a base is part, too: it was learned from few steps
+    long_chance_spreads: float = 6.0  # the same of the long window, whose own spread is the measure
     node_excess: float = 0.10  # of a node's least slow rank over the slowest rank of every other node
     node_steps: int = 26
     node_of_steps: int = 32
+    node_seconds_min: float = 10.0  # it has been so for so long: neighbours slow a machine down for some seconds
+    node_recovery: float = 3.0  # a second in which it is not slow takes away so many
     slow_from_start_excess: float = 0.30  # over the largest of the others while bases are learned; of two ranks with
     # different hardware, or different work that nobody told of, neither is the odd one
     excess_seconds_min: float = 0.002  # timers are not better than this
@@ -56,6 +60,7 @@ class FewPeersConfig:
 class _State(msgspec.Struct):
     scored: list[int] = []  # the steps of the window, oldest first
     learned: int = 0  # clean rows in the base
+    node_seconds: list[float] = []  # for how long each node has been slow, less what it has not
 
 
 class FewPeers:
@@ -66,6 +71,7 @@ class FewPeers:
         self.nodes, self.count = nodes, count
         self._state = _State()
         self._set_groups(groups)
+        self._state.node_seconds = [0.0] * len(nodes)
         self._base: Floats = np.full((self.config.base_steps_max, 3, count), np.nan)  # compute, data, delay
         self.excess: Floats = np.full((WINDOW, count), np.nan)
         self.out: Bools = np.zeros((WINDOW, count), dtype=np.bool_)
@@ -94,10 +100,11 @@ class FewPeers:
         return self._state.learned < self.config.base_steps_min
 
     def _set_groups(self, groups: list[Ints]) -> None:
-        widest = max((len(members) for members in groups), default=0)
-        self._members: Ints = np.full((len(groups), widest), self.count, dtype=np.int64)
-        for number, members in enumerate(groups):
-            self._members[number, : len(members)] = members
+        self._members = self._padded(groups)
+        at_home = [
+            members[self.nodes.of_rank[members] == node] for members in groups for node in range(len(self.nodes))
+        ]
+        self._mates = self._padded([mates for mates in at_home if len(mates) > 1])
         self._in_group = np.zeros(self.count, dtype=np.bool_)
         self.alone, self.paired = (np.zeros(self.count, dtype=np.bool_) for _ in range(2))
         for members in groups:
@@ -106,12 +113,20 @@ class FewPeers:
             homes = self.nodes.of_rank[members]
             self.alone[members] = np.bincount(homes, minlength=len(self.nodes))[homes] == 1
 
+    def _padded(self, groups: list[Ints]) -> Ints:
+        """group × member, filled up with `count`."""
+        out: Ints = np.full((len(groups), max(map(len, groups), default=0)), self.count, dtype=np.int64)
+        for number, members in enumerate(groups):
+            out[number, : len(members)] = members
+        return out
+
     def set_groups(self, groups: list[Ints]) -> None:
         """Compare within these groups from now on."""
         self._set_groups(groups)
         for ring in (self.excess, self.data, self.node_excess):
             ring[:] = np.nan
         self.out[:] = False
+        self._state.node_seconds = [0.0] * len(self.nodes)
 
     def base(self, index: int) -> Floats:
         """Each rank's own learned normal: 0 compute, 1 data, 2 run-queue delay. NaN before it is known, and of the
@@ -130,12 +145,15 @@ class FewPeers:
         if values is None:
             return False
         state = self._state
-        if step not in state.scored:
+        new = step not in state.scored
+        if new:
             state.scored = [*state.scored[-(WINDOW - 1) :], step]
             for ring in (self.excess, self.data, self.delay, self.out, self.node_excess):
                 ring[:-1] = ring[1:]
         row = state.scored.index(step) - len(state.scored)
         self._score_row(matrix, step, values, row)
+        if new:
+            self._count_node_seconds(_median(matrix.values(step, STEP)))
         return True
 
     def learn(self, matrix: StepMatrix, step: int, metric: str) -> None:
@@ -177,10 +195,9 @@ class FewPeers:
         config = self.config
         recent, before = ring[-config.of_steps :], ring[: -config.of_steps]
         mean, usual = _mean(recent), _nanmedian(before)
-        spread = 1.4826 * _nanmedian(np.abs(before - usual))
-        chance = usual + config.chance_spreads * spread / math.sqrt(config.of_steps)
+        chance = usual + config.chance_spreads * _spread(before, usual) / math.sqrt(config.of_steps)
         known = np.isfinite(before).sum(axis=0) >= config.before_steps_min
-        return np.asarray((mean > least) & ~(known & (mean <= chance)))
+        return np.asarray((mean > least) & (mean > np.where(known, chance, config.chance_spreads * least)))
 
     def weak(self) -> Bools:
         """Ranks that were a little over the largest of the others in most of the long window."""
@@ -188,14 +205,28 @@ class FewPeers:
         limit = np.where(self.alone, config.long_excess_alone, config.long_excess)
         with np.errstate(invalid="ignore"):
             over: Bools = (self.excess > limit).sum(axis=0) >= config.long_steps
-        return over & (not self.cold)
+        if self.cold or not over.any():
+            return over & (not self.cold)
+        told = np.maximum(np.isfinite(self.excess).sum(axis=0), 1)
+        errors = config.long_chance_spreads / np.sqrt(told) + config.base_spreads / math.sqrt(self._state.learned)
+        chance = _spread(self.excess, _nanmedian(self.excess)) * errors
+        return np.asarray(over & (_mean(self.excess) > chance))
 
     def slow_nodes(self) -> Bools:
         """Nodes whose every rank was slower than every rank elsewhere in most of the last steps."""
         config = self.config
         with np.errstate(invalid="ignore"):
             over = self.node_excess[-config.node_of_steps :] > config.node_excess
-        return np.asarray(over.sum(axis=0) >= config.node_steps) & (not self.cold)
+        lasting = np.array(self._state.node_seconds) >= config.node_seconds_min
+        return np.asarray((over.sum(axis=0) >= config.node_steps) & lasting) & (not self.cold)
+
+    def _count_node_seconds(self, seconds: float) -> None:
+        """The newest step took `seconds`: on to the account of the nodes that were slow in it, off that of others."""
+        config, seconds = self.config, seconds if np.isfinite(seconds) else 0.0
+        with np.errstate(invalid="ignore"):
+            slow = self.node_excess[-1] > config.node_excess
+        account = np.array(self._state.node_seconds) + np.where(slow, seconds, -config.node_recovery * seconds)
+        self._state.node_seconds = np.clip(account, 0.0, 2.0 * config.node_seconds_min).tolist()
 
     def calm(self, opened: Opened) -> bool:
         """The newest step is below half of what opened this finding."""
@@ -213,6 +244,7 @@ class FewPeers:
         """A finding about it is over: the long windows begin anew."""
         if whole_node:
             self.node_excess[:, column] = np.nan
+            self._state.node_seconds[column] = 0.0
         else:
             self.excess[: -self.config.of_steps, column] = np.nan
 
@@ -234,12 +266,13 @@ class FewPeers:
         base = np.ones(self.count) if self.cold else self.base(0)
         with np.errstate(invalid="ignore", divide="ignore"):
             y = values / base
-            others = self._largest_other(y)
-            others = np.where(others > 0.0, others, np.nan)  # who only waited for a core is no measure
+            across = _positive(self._largest_other(y, self._members))
+            others = np.where(self._alone_now(), across, _positive(self._largest_other(y, self._mates)))
             self.excess[row] = np.where(self._in_group, y / others - 1.0, np.nan)
+            measure = across if self.cold else others
             usual = np.where(self.alone, config.excess_open_alone, config.excess_open)
             limit = np.where(self.paired, np.inf, config.slow_from_start_excess) if self.cold else usual
-            self.out[row] = (self.excess[row] > limit) & (values - base * others > config.excess_seconds_min)
+            self.out[row] = (y / measure - 1.0 > limit) & (values - base * measure > config.excess_seconds_min)
         data, delay, length = (matrix.values(step, name) for name in (DATA, DELAY, STEP))
         assert data is not None
         assert delay is not None
@@ -247,12 +280,20 @@ class FewPeers:
         normal = self.base(1)
         over_base = np.where(np.isfinite(normal), data - normal, data)
         floor = np.nanmax([config.data_excess_seconds, config.data_excess_fraction * _median(length)])
-        excess = np.minimum(data - self._largest_other(data), over_base) / floor
+        excess = np.minimum(data - self._largest_other(data, self._members), over_base) / floor
         self.data[row] = np.where(self._in_group, excess, np.nan)
         with np.errstate(invalid="ignore", divide="ignore"):
-            flat = np.abs(values / self.base(0) - 1.0) < config.contended_own_max
+            flat = values / self.base(0) - 1.0 < config.contended_own_max
             self.delay[row] = np.where(flat, (delay - self.base(2)) / self.base(0), 0.0)
         self.node_excess[row] = self._node_excess(y)
+
+    def _alone_now(self) -> Bools:
+        """Ranks without a node-mate to be compared with: a mate that has never told anything is none. One that is
+        silent for a while is: who shares a node shares its neighbours, and no other rank is as good a measure."""
+        if self.cold:
+            return self.alone
+        known = np.where(np.isfinite(self.base(0)), 1.0, np.nan)
+        return np.asarray(self.alone | np.isnan(self._largest_other(known, self._mates)))
 
     def _node_excess(self, y: Floats) -> Floats:
         """The least of each node's ranks against the largest rank of all other nodes; only where the job is one
@@ -271,20 +312,25 @@ class FewPeers:
                 out[node] = float(mine.min()) / others - 1.0
         return out
 
-    def _largest_other(self, values: Floats) -> Floats:
+    def _largest_other(self, values: Floats, groups: Ints) -> Floats:
         """For each rank the largest value of its group's others; NaN where no other has one."""
         out = np.full(self.count, np.nan)
-        if not len(self._members):
+        if not len(groups):
             return out
-        padded = np.append(values, np.nan)[self._members]
+        padded = np.append(values, np.nan)[groups]
         padded[~np.isfinite(padded)] = -np.inf
         order = np.argsort(padded, axis=1, kind="stable")
         rows = np.arange(len(padded))
         largest = np.repeat(padded[rows, order[:, -1]][:, None], padded.shape[1], axis=1)
         largest[rows, order[:, -1]] = padded[rows, order[:, -2]]
-        there = self._members < self.count
-        out[self._members[there]] = largest[there]
+        there = groups < self.count
+        out[groups[there]] = largest[there]
         return np.where(np.isfinite(out), out, np.nan)
+
+
+def _positive(values: Floats) -> Floats:
+    """NaN for who only waited for a core, and is no measure."""
+    return np.where(values > 0.0, values, np.nan)
 
 
 def _median(values: Floats) -> float:
@@ -297,6 +343,17 @@ def _mean(rows: Floats) -> Floats:
     """Column means of the finite values; 0 for a column without any."""
     told = np.isfinite(rows)
     return np.asarray(np.where(told, rows, 0.0).sum(axis=0) / np.maximum(told.sum(axis=0), 1))
+
+
+def _spread(rows: Floats, middle: Floats) -> Floats:
+    """Standard deviation of each column's finite values, from its quartiles and, where that is more, from its tails."""
+    quartiles = 1.4826 * _nanmedian(np.abs(rows - middle))
+    tails = np.array([np.quantile(told, (0.05, 0.95)) if len(told) else (np.nan, np.nan) for told in _told(rows)])
+    return np.fmax(quartiles, (tails[:, 1] - tails[:, 0]) / 3.29)
+
+
+def _told(rows: Floats) -> list[Floats]:
+    return [column[np.isfinite(column)] for column in rows.T]
 
 
 def _nanmedian(rows: Floats) -> Floats:

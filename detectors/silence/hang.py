@@ -14,6 +14,7 @@ SPINS_MIN = 2  # samples of a GPU in a row
 FIRST_STEPS = 3  # of an attempt: they may compile, and nobody knows yet how long a step takes
 WORKING = ("train", "collective")
 STEPS_AHEAD = 3  # of a stopped rank: nobody waits for it
+TOLD_SECONDS = 1.0  # what is told so soon after a rank stopped may have happened before
 # Why a hang is one rank's, and why it is several ranks'.
 REASONS = {
     "stopped": ("its process is stopped", "their processes are stopped"),
@@ -73,7 +74,9 @@ def look_for_stopped(now: float, roster: Roster, config: LivenessConfig, open_ke
         if key in open_keys and not stopped:
             told.append(key)
         long = now - rank.stalled_since >= config.stopped_alone_seconds
-        left_behind = roster.newest_step >= rank.step + STEPS_AHEAD
+        left_behind = roster.newest_step >= rank.step + STEPS_AHEAD and (
+            roster.newest_at > rank.stalled_since + TOLD_SECONDS
+        )
         if not stopped or key in open_keys or not long or not left_behind or rank.last is None:
             continue
         text = f"the process of rank {rank.rank} is in state {rank.stalled} for {now - rank.stalled_since:.0f} s"

@@ -149,6 +149,10 @@ def _why(message: RankExited, rules: RuleBook) -> tuple[Role, FaultClass, Hit | 
         if _bare(error.type) in COMMUNICATION_TYPES or any(
             hit.rule.role == "cascade" and hit.rule.fault_class != "storage_error" for hit in hits
         ):
+            told_with = "\n".join((error.traceback, *message.last_lines))  # the peer may be a process of its own
+            root = _root(rules.match_record(told_with))
+            if root is not None:
+                return "root", root.rule.fault_class, root, last
             return "cascade", "unknown", None, last
         return "root", "user_error", None, last
     hits = [hit for text in message.last_lines for hit in rules.match_record(text)]
