@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+Methods = tuple[Any, Any, Any]  # that make a state, as torch has them
+
 
 def state_of_module(torch: Any, module: Any) -> Any:
     """What `module.state_dict()` returns."""
@@ -21,21 +23,20 @@ def quick_state(torch: Any, module: Any) -> Any:
     state: OrderedDict[str, Any] = OrderedDict()
     metadata: OrderedDict[str, Any] = OrderedDict()
     base = torch.nn.Module
+    torchs = (base.state_dict, base._save_to_state_dict, base.get_extra_state)
     code = getattr(base.state_dict, "__code__", None)
     changed = not str(getattr(code, "co_filename", "")).endswith("module.py")  # somebody has put another in its place
-    if changed or not _collect(base, module, "", state, metadata):
+    if changed or not _collect(torchs, module, "", state, metadata):
         return None
     state._metadata = metadata  # type: ignore[attr-defined]
     return state
 
 
-def _collect(base: Any, module: Any, prefix: str, state: dict[str, Any], metadata: dict[str, Any]) -> bool:
+def _collect(torchs: Methods, module: Any, prefix: str, state: dict[str, Any], metadata: dict[str, Any]) -> bool:
     """Add what belongs to `module`; False where it has something of its own to say."""
-    kind, own = type(module), vars(module)
+    kind, own = type(module), module.__dict__
     if (
-        kind.state_dict is not base.state_dict
-        or kind._save_to_state_dict is not base._save_to_state_dict
-        or kind.get_extra_state is not base.get_extra_state
+        (kind.state_dict, kind._save_to_state_dict, kind.get_extra_state) != torchs
         or own.get("_state_dict_hooks", True)
         or own.get("_state_dict_pre_hooks", True)
         or "state_dict" in own
@@ -46,11 +47,13 @@ def _collect(base: Any, module: Any, prefix: str, state: dict[str, Any], metadat
     for name, tensor in own["_parameters"].items():
         if tensor is not None:
             state[prefix + name] = tensor
-    passing = own["_non_persistent_buffers_set"]
-    for name, tensor in own["_buffers"].items():
-        if tensor is not None and name not in passing:
-            state[prefix + name] = tensor
+    buffers = own["_buffers"]
+    if buffers:
+        passing = own["_non_persistent_buffers_set"]
+        for name, tensor in buffers.items():
+            if tensor is not None and name not in passing:
+                state[prefix + name] = tensor
     for name, child in own["_modules"].items():
-        if child is not None and not _collect(base, child, f"{prefix}{name}.", state, metadata):
+        if child is not None and not _collect(torchs, child, f"{prefix}{name}.", state, metadata):
             return False
     return True

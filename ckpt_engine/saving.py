@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ class Saver:
     def save(self, state: dict[str, Any], step: int) -> Ticket:
         """Keep `state` as it is now. Raises TypeError where it holds something that cannot be saved; else
         never."""
-        geometry, taken = self.take(state)
+        with _no_collection():
+            geometry, taken = self.take(state)
         try:
             if self._place.link is None:
                 return self._save_to_disk(geometry, taken, step)
@@ -154,7 +156,9 @@ class Saver:
         slot.write(self._door, self._threads, geometry, taken, self.stamped(step))
         seconds = self._clock.monotonic() - started
         link.ask({"op": "seal", "slot": slot.index, "generation": slot.generation, "seconds": seconds})
-        return Ticket(step, Mark(outcome=""), Mark(ask=lambda timeout: self.await_durable(link, step, timeout)))
+        durable = Mark(ask=lambda timeout: self.await_durable(link, step, timeout))
+        backed_up = Mark(ask=lambda timeout: self.await_backed_up(link, step, timeout))
+        return Ticket(step, Mark(outcome=""), durable, backed_up)
 
     def _save_to_disk(self, geometry: Geometry, taken: Taken, step: int) -> Ticket:
         directory = self._place.directory
@@ -210,8 +214,16 @@ class Saver:
 
     def await_durable(self, link: EngineLink, step: int, timeout_seconds: float | None) -> str | None:
         """ "" once `step` is on disk, why it never will be, None where neither is known in time."""
+        return self._await(link, step, "disk", timeout_seconds)
+
+    def await_backed_up(self, link: EngineLink, step: int, timeout_seconds: float | None) -> str | None:
+        """The same of its copies on other nodes."""
+        return self._await(link, step, "peer", timeout_seconds)
+
+    def _await(self, link: EngineLink, step: int, what: str, timeout_seconds: float | None) -> str | None:
         deadline = None if timeout_seconds is None else self._clock.monotonic() + timeout_seconds
-        request = {"op": "wait", "rank": self._identity.rank, "attempt": self._identity.attempt, "step": step}
+        identity = self._identity
+        request = {"op": "wait", "what": what, "rank": identity.rank, "attempt": identity.attempt, "step": step}
         while True:
             left = DURABLE_WAIT_SECONDS if deadline is None else deadline - self._clock.monotonic()
             wait = min(max(left, 0.0), DURABLE_WAIT_SECONDS)
@@ -228,3 +240,15 @@ class Saver:
         """Whose shard a save of `step` is."""
         own = self._identity
         return Identity(own.job, own.attempt, own.rank, own.world_size, step)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Thousands of short-lived objects are no reason to search the whole heap of a training process for garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

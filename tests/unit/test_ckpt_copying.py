@@ -133,8 +133,8 @@ def test_a_senseless_number_of_threads_is_refused(count: int) -> None:
         CopyThreads(count)
 
 
-def test_the_default_leaves_cores_to_training() -> None:
-    assert [threads_for(cores) for cores in (1, 2, 3, 4, 8, 128)] == [1, 1, 1, 2, 4, 4]
+def test_the_default_is_a_few_threads_on_as_many_cores() -> None:
+    assert [threads_for(cores) for cores in (1, 2, 3, 4, 8, 128)] == [1, 2, 3, 4, 4, 4]
 
 
 def test_a_save_leaves_torch_s_threads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
