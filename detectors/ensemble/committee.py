@@ -54,6 +54,8 @@ class Committee:
         ours = [index for index, name in enumerate(config.features) if name in COMPUTE or name == DATA]
         self._ours = np.array(ours, dtype=np.int64)
         rows = _rows(windows)
+        if not len(rows):
+            raise CalibrationError("no clean rows to fit the ensemble on; give longer clean runs")
         told = np.isfinite(rows)
         steady = np.array([np.std(column[good]) <= STEADY if good.any() else True for column, good in zip(
             rows.T, told.T, strict=True)])  # fmt: skip

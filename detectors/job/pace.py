@@ -24,6 +24,7 @@ from detectors.job.pace_story import (
     StoryConfig,
     cut_of,
     finite,
+    growth_of,
     is_regime,
     story_of,
     with_slower_ranks,
@@ -304,19 +305,10 @@ class PaceChannel:
         story = self._story(cut)
         if story.part != "one_rank" or counts.max() < config.alone_majority * len(busiest):
             return
-        if not 0.0 < self._growth_of(rank, cut, matrix) < config.alone_share_max:
+        if not 0.0 < growth_of(rank, self._rows, cut, matrix) < config.alone_share_max:
             return
         self._state.opener, self._state.slow_for = "seconds", 0
         self._open(JOB_SLOW, story._replace(rank=rank), matrix, roster)
-
-    def _growth_of(self, rank: int, cut: Cut, matrix: StepMatrix) -> float:
-        """How much longer this rank is busy since the change, as a share; NaN where the matrix has forgotten."""
-        column, medians = matrix.ranks.index(rank), []
-        for rows in (cut.before, cut.since):
-            busy = [_busy(matrix, int(step), column) for step in self._rows.column("step", rows)]
-            known = finite(np.array(busy))
-            medians.append(float(np.median(known)) if len(known) else math.nan)
-        return medians[1] / medians[0] - 1.0 if medians[0] > 0.0 else math.nan
 
     def _watch_data(self, matrix: StepMatrix, roster: Roster) -> None:
         """All ranks wait for data, steadily or in every second or third step."""
@@ -401,11 +393,3 @@ class PaceChannel:
                 return
             story = self._story(self._cut(1))._replace(part=name, before=usual, after=now, steps=change.values)
             self._open(key, story, matrix, roster)
-
-
-def _busy(matrix: StepMatrix, step: int, column: int) -> float:
-    """Seconds of data and compute of one rank; NaN where they are not known."""
-    data, compute = (matrix.values(step, name) for name in ("train.data.duration", "train.compute.duration"))
-    if data is None or compute is None:
-        return math.nan
-    return float(compute[column] + np.nan_to_num(data[column]))

@@ -130,6 +130,24 @@ def with_slower_ranks(story: PaceStory, rows: Rows, cut: Cut, matrix: StepMatrix
     return story._replace(ranks=ranks, part_before=before, part_after=after)
 
 
+def growth_of(rank: int, rows: Rows, cut: Cut, matrix: StepMatrix) -> float:
+    """How much longer this rank is busy since the change, as a share; NaN where the matrix has forgotten."""
+    column, medians = matrix.ranks.index(rank), []
+    for part in cut:
+        busy = [_busy(matrix, int(step), column) for step in rows.column("step", part)]
+        known = finite(np.array(busy))
+        medians.append(float(np.median(known)) if len(known) else math.nan)
+    return medians[1] / medians[0] - 1.0 if medians[0] > 0.0 else math.nan
+
+
+def _busy(matrix: StepMatrix, step: int, column: int) -> float:
+    """Seconds of data and compute of one rank; NaN where they are not known."""
+    data, compute = (matrix.values(step, name) for name in ("train.data.duration", "train.compute.duration"))
+    if data is None or compute is None:
+        return math.nan
+    return float(compute[column] + np.nan_to_num(data[column]))
+
+
 def _usual_compute(steps: Floats, matrix: StepMatrix) -> Floats | None:
     """Each rank's (lower) median compute seconds, its own where it can tell; None where the matrix has forgotten."""
     known = []

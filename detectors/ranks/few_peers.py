@@ -153,7 +153,8 @@ class FewPeers:
         row = state.scored.index(step) - len(state.scored)
         self._score_row(matrix, step, values, row)
         if new:
-            self._count_node_seconds(_median(matrix.values(step, STEP)))
+            length = matrix.values(step, STEP)
+            self._count_node_seconds(0.0 if length is None else _median(length))
         return True
 
     def learn(self, matrix: StepMatrix, step: int, metric: str) -> None:
@@ -349,7 +350,7 @@ def _spread(rows: Floats, middle: Floats) -> Floats:
     """Standard deviation of each column's finite values, from its quartiles and, where that is more, from its tails."""
     quartiles = 1.4826 * _nanmedian(np.abs(rows - middle))
     tails = np.array([np.quantile(told, (0.05, 0.95)) if len(told) else (np.nan, np.nan) for told in _told(rows)])
-    return np.fmax(quartiles, (tails[:, 1] - tails[:, 0]) / 3.29)
+    return np.asarray(np.fmax(quartiles, (tails[:, 1] - tails[:, 0]) / 3.29))
 
 
 def _told(rows: Floats) -> list[Floats]:

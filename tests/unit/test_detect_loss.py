@@ -169,3 +169,38 @@ def test_its_state_goes_through_json_at_any_step() -> None:
         job.channel.load_state(json.loads(json.dumps(state, allow_nan=False)), arrays)
         job.feed({"train.loss": loss[row : row + 25], "train.gradient.norm": norm[row : row + 25]})
     assert job.told == expected.told
+
+
+def local_norms(rank: int, step: int, factor: float, ranks: int = 4) -> Floats:
+    """Own norms, steps × ranks: as much apart as different samples make them, and once `factor` times."""
+    own = 0.24 * np.exp(np.random.default_rng(3).normal(0.0, 0.2, (STEPS, ranks)))
+    own[step, rank] *= factor
+    return own
+
+
+def test_one_wild_gradient_names_its_rank_at_once_and_what_the_loss_does_next_is_the_same_story() -> None:
+    loss, norm = bloom(onset=300)
+    job = Series(LossChannel(), 4)
+    own = local_norms(2, 299, 1000.0)
+    job.feed({"train.loss": loss, "train.gradient.norm": norm, "train.gradient.local_norm": own})
+    assert job.classes == ["loss_spike"]
+    spike = job.conditions[0]
+    assert job.said_at("loss_spike") == 299
+    assert [(culprit.rank, culprit.node) for culprit in spike.culprits] == [(2, "node2")]
+    assert "rank 2 on node2" in spike.summary
+    assert "times any other's at step 299" in spike.summary
+
+
+@pytest.mark.parametrize("factor", [1.0, 5.0])
+def test_gradients_as_different_as_samples_make_them_name_nobody(factor: float) -> None:
+    job = Series(LossChannel(), 4)
+    job.feed({"train.loss": 2.2 * noise(5, STEPS, 0.01), "train.gradient.local_norm": local_norms(1, 300, factor)})
+    assert job.told == []
+
+
+def test_where_one_rank_is_wild_now_and_then_as_experts_are_it_is_nothing_new() -> None:
+    own = local_norms(1, 5, 60.0)
+    own[10::40, 1] *= 40.0
+    job = Series(LossChannel(), 4)
+    job.feed({"train.loss": 2.2 * noise(5, STEPS, 0.01), "train.gradient.local_norm": own})
+    assert job.told == []

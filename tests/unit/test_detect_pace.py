@@ -292,3 +292,32 @@ def test_half_of_a_job_that_waits_for_its_processors_is_not_told_as_slow() -> No
     columns["train.step.duration"] = columns["train.step.duration"] + delay.max(axis=1, keepdims=True)
     columns["train.run_queue.delay"] = delay
     assert watched(columns, ranks=4, per_node=2).told == []
+
+
+def test_short_steps_are_weighed_together_so_that_a_neighbour_of_five_seconds_says_nothing() -> None:
+    work = own(3000, ranks=4)
+    work[1500:1600] *= 1.2
+    short = {name: 0.05 * values for name, values in step_parts(work).items()}
+    assert watched(short, ranks=4, per_node=2).classes == []
+    work = own(3000, ranks=4)
+    work[1500:] *= 1.2
+    short = {name: 0.05 * values for name, values in step_parts(work).items()}
+    job = watched(short, ranks=4, per_node=2)
+    assert job.classes == ["job_slow"]
+    assert job.said_at("job_slow") - 1500 < 60 / 0.05
+
+
+def test_data_late_in_every_second_of_short_steps_is_seen_step_by_step() -> None:
+    late = np.full((1000, 1), 0.001)
+    late[600:700:2] = 0.5
+    short = {name: 0.1 * values for name, values in step_parts(own(1000, ranks=4), data=late).items()}
+    assert watched(short, ranks=4, per_node=2).classes == ["data_stall"]
+
+
+def test_when_the_job_is_as_fast_as_before_no_other_series_waits_for_it() -> None:
+    channel = PaceChannel()
+    state = channel._state
+    state.open, state.opener, state.waiting, state.silent = ["job_slow"], "seconds", ["own"], ["wait"]
+    channel._points["own"].state.held = 0.1
+    channel._ended("seconds")
+    assert (state.waiting, state.silent, channel._points["own"].state.held) == ([], [], None)

@@ -260,3 +260,32 @@ def test_a_rank_that_writes_the_result_when_all_others_are_done_is_no_hang_and_o
             tell(known, rank, 20.2, "finished", 20)
         assert (look_for_hang(100.0, known, LivenessConfig()) is not None) == hangs
         assert look_for_hang(700.0, known, LivenessConfig()) is not None
+
+
+def test_a_worker_that_died_is_no_lost_peer_though_python_says_connection_reset() -> None:
+    frames = (
+        '[rank2]:   File "/usr/lib/python3.11/multiprocessing/resource_sharer.py", line 86, in get_connection',
+        "[rank2]:     c = Client(address, authkey=process.current_process().authkey)",
+    )
+    reset = ("ConnectionResetError", "[Errno 104] Connection reset by peer")
+    job = trained(world=4).exits(2, after=0.1, code=1, error=reset, last_lines=frames)
+    verdict = verdicts_of(job.peers_fall(after=0.2).idle(3.0, "collective", job.step))[-1]
+    assert (verdict.fault_class, names(verdict)) == ("rank_lost", [(2, "node1")])
+    job = trained(world=4).exits(2, after=0.1, code=1, error=reset)
+    assert verdicts_of(job.peers_fall(after=0.2).idle(3.0, "collective", job.step))[-1].fault_class == "unknown"
+
+
+def test_steps_told_just_after_a_rank_stopped_do_not_mean_that_the_others_go_on() -> None:
+    job = trained(world=4)
+    job.say(RankStalled(**job.stamp(1, "events", job.at + 0.05), state="T", since=job.at - 0.2))
+    for rank in (0, 2, 3):  # quick steps that were on their way
+        steps = tuple(range(job.step, job.step + 6))
+        job.say(
+            Metrics(
+                **job.stamp(rank, "metrics", job.at + 0.1), phase="collective", step=steps[-1] + 1, steps=steps,
+                ended_at=(job.at,) * 6, columns={"train.step.duration": (0.02,) * 6},
+            )
+        )  # fmt: skip
+    job.step += 6
+    told = verdicts_of(job.idle(8.0, "collective", job.step, silent=[1]))
+    assert {verdict.fault_class for verdict in told} == {"hang"}
