@@ -132,7 +132,7 @@ class Engine:
         self.ring: Ring | None = None
         if config.ring is not None:
             self.ring = Ring(
-                config.ring, config.job, config.node, config.directory, self._table, self._emit, self._clock
+                config.ring, config.job, config.node, config.directory, self._table, self._budget, self._emit, self._clock
             )
         self._parts = EngineParts(
             config.job, config.node, config.directory, writer,

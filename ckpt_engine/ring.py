@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .budget import MemoryBudget
 from .clock import Clock
 from .errors import EngineRefused
 from .event import EngineEvent
@@ -35,6 +36,7 @@ from .wire import Fields
 EPOCH_BYTES = 8
 LISTED_MAX = 256  # shards of peers in a status
 STOP_SECONDS_MAX = 5.0
+READY_SECONDS = 15.0  # between two looks at whether memory should be made ready
 
 
 class Ring:
@@ -47,6 +49,7 @@ class Ring:
         node: str,
         directory: Path,
         table: SlotTable,
+        budget: MemoryBudget,
         emit: Callable[[EngineEvent], None],
         clock: Clock,
         dice: Dice = os.urandom,
@@ -82,8 +85,8 @@ class Ring:
         )  # fmt: skip
         self.couriers = Couriers(couriers, caller, self.members, table, emit, clock)
         self._puller = Puller(
-            PullConfig(node, config.pull_seconds_max), caller, self.members, self.store, table, self._rejections,
-            emit, clock,
+            PullConfig(node, config.pull_seconds_max), caller, self.members, self.store, table, budget,
+            self._rejections, emit, clock,
         )  # fmt: skip
 
     @property
@@ -105,7 +108,7 @@ class Ring:
             self._server.stop()
             raise EngineRefused(f"the ring cannot tell others where it listens: {error}") from error
         self._server.start()
-        for name, run in (("ring-members", self._beat), ("ring-recall", self._puller.recall)):
+        for name, run in (("ring-members", self._beat), ("ring-recall", self._recall)):
             thread = threading.Thread(target=run, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -158,6 +161,12 @@ class Ring:
     def _publish(self) -> None:
         self.members.publish(Member(self._me.node, self._config.reached_by, self.port, self._me.epoch))
 
+    def _recall(self) -> None:
+        self._puller.recall()
+        self._puller.make_ready()
+        while not self._stopped.wait(READY_SECONDS):
+            self._puller.make_ready()
+
     def _beat(self) -> None:
         while not self._stopped.wait(self._config.beat_seconds):
             with contextlib.suppress(OSError):  # the next beat may get through
@@ -187,8 +196,8 @@ class Ring:
         if segment is None:
             return None
         source = Source(
-            header, segment.view, segment.size_bytes, slot.chunk_bytes, lambda: True, slot.crcs, slot.payload_crc32
-        )
+            header, segment.view, segment.size_bytes, slot.chunk_bytes, lambda: True, slot.crcs, slot.payload_crc32,
+        )  # fmt: skip
 
         def damaged(reason: str) -> None:
             self.store.void(slot, header)

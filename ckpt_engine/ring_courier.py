@@ -304,7 +304,8 @@ class Couriers:
 
 
 def own_source(table: SlotTable, slot: Slot, header: SlotHeader, chunk_bytes: int) -> Source | None:
-    """A slot of ours to be sent; None where it no longer holds `header`. It is not leased: see `ring_transfer`."""
+    """A slot of ours to be sent; None where it no longer holds `header`. It is not leased: see
+    `ring_transfer`."""
     with table.changed:
         segment, known = slot.segment, slot.checksum
         if slot.header != header or segment is None:

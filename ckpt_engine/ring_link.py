@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from .clock import Clock
 from .errors import CheckpointDamaged, EngineRefused
+from .memfd import Segment
 from .ring_handshake import Dice, Peer, prove
 from .ring_members import Member, is_node_name
 from .ring_transfer import (
@@ -29,7 +30,7 @@ from .wire import Fields, WireError, text, whole
 HOLDINGS_MAX = 1024
 KEEPALIVE_SECONDS = (10, 5, 3)  # idle, between probes, and how many of them
 
-Allocate = Callable[[SlotHeader, int], memoryview]  # the memory of a segment of so many bytes for this shard
+Allocate = Callable[[SlotHeader, int], Segment]  # of so many bytes, for this shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +134,15 @@ class PeerLink:
         if found != (self._job, wanted.rank, wanted.step, wanted.attempt, wanted.world_size):
             raise PeerError(f"{self.peer.node} offers another shard than it was asked for")
         try:
-            view = allocate(header, segment_bytes)
+            segment = allocate(header, segment_bytes)
         except (EngineRefused, PeerRefused) as error:
             self._channel.send({"void": str(error)[:REASON_CHARACTERS_MAX]})
             raise PeerRefused(str(error)) from error
         self._channel.send({"go": True})
         try:
-            crcs = receive_shard(self._channel, header, chunk_bytes, view)
+            crcs = receive_shard(self._channel, header, chunk_bytes, segment.view)
             payload_crc32 = cut(header, chunk_bytes).payload_crc32(crcs)
-            seal_received(view, header, payload_crc32)
+            seal_received(segment.view, header, payload_crc32)
         except CheckpointDamaged as error:
             self._channel.send({"void": str(error)[:REASON_CHARACTERS_MAX]})
             raise

@@ -7,60 +7,27 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from .budget import MemoryBudget
 from .clock import Clock
 from .errors import CheckpointDamaged, EngineRefused
 from .event import EngineEvent
-from .memfd import Segment, adopt_segment
+from .memfd import Segment
 from .rejection import Rejection, is_rejected
 from .ring_link import Caller, Holding, PeerLink, dial
 from .ring_members import Member, Members
+from .ring_place import Place
+from .ring_stock import Stock
 from .ring_store import PeerSlot, PeerStore
 from .ring_transfer import cut, seal_received
 from .ring_wire import PeerRefused
 from .segment import SlotHeader, begin_writing
 from .shardfile import Identity
-from .slots import Grant, SlotBusy, SlotTable
-from .wire import WireError, close_all
+from .slots import SlotTable
+from .wire import WireError
 
 ASKED_AT_ONCE = 8
 KNOWN_RANKS_MAX = 4096
 REASONS_MAX = 8
-SLOT_SECONDS_MAX = 2.0  # for a slot of the rank that is still being read
-
-
-class _Place:
-    """A slot of a rank that the engine itself fills. What it fills half stays WRITING, and so is void."""
-
-    def __init__(self, table: SlotTable, session: int, identity: Identity) -> None:
-        self._table = table
-        self._session = session
-        self._identity = identity
-        self._grant: Grant | None = None
-        self._segment: Segment | None = None
-
-    def open(self, header: SlotHeader, size_bytes: int) -> memoryview:
-        """The slot's memory. Raises EngineRefused where there is none to be had."""
-        try:
-            self._grant = self._table.acquire(
-                self._session, self._identity, header.step, size_bytes, (), SLOT_SECONDS_MAX
-            )
-        except SlotBusy as busy:
-            raise EngineRefused(str(busy)) from busy
-        try:
-            self._segment = adopt_segment(self._grant.descriptor)
-        except CheckpointDamaged as error:
-            close_all([self._grant.descriptor])
-            raise EngineRefused(str(error)) from error
-        return self._segment.view
-
-    def seal(self) -> None:
-        """All of it is there. Raises EngineRefused where it is not what it says it is."""
-        assert self._grant is not None
-        self._table.seal(self._session, self._identity, self._grant.index, self._grant.generation)
-
-    def close(self) -> None:
-        if self._segment is not None:
-            self._segment.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +48,7 @@ class Puller:
         members: Members,
         store: PeerStore,
         table: SlotTable,
+        budget: MemoryBudget,
         rejections: Callable[[], Sequence[Rejection]],
         emit: Callable[[EngineEvent], None],
         clock: Clock,
@@ -90,6 +58,8 @@ class Puller:
         self._members = members
         self._store = store
         self._table = table
+        self._budget = budget
+        self.stock = Stock(table, budget)
         self._rejections = rejections
         self._emit = emit
         self._clock = clock
@@ -180,6 +150,22 @@ class Puller:
             if member_now is not None and max(here, default=(-1, -1)) < holding.newness:
                 self._fetch_beside(member_now, holding, deadline)
 
+    def make_ready(self) -> None:
+        """Where no rank has anything here, make memory ready for as many shards as the fullest node of the ring has."""
+        with self._table.changed:
+            empty = not self._table.held()
+        if not empty:
+            self.stock.settle()
+            return
+        deadline = self._clock.monotonic() + self._config.pull_seconds_max
+        by_home: dict[str, dict[int, int]] = {}
+        for member in self._others()[:ASKED_AT_ONCE]:
+            for holding in self._ask(member, deadline):
+                by_home.setdefault(holding.home, {})[holding.rank] = holding.payload_bytes
+        fullest = max(by_home.values(), key=lambda sizes: sum(sizes.values()), default={})
+        if fullest:
+            self.stock.fill(list(fullest.values()))
+
     def kept_here(self) -> list[Holding]:
         """What we keep for others, as they would list it."""
         return [
@@ -217,7 +203,7 @@ class Puller:
 
     def _fetch(self, session: int, identity: Identity, member: Member, holding: Holding, deadline: float) -> None:
         """From a peer straight into a slot of ours, which the engine fills in the place of the rank."""
-        place = _Place(self._table, session, identity)
+        place = Place(self._table, self._budget, self.stock, session, identity)
         link = self._dial(member, deadline)
         try:
             link.fetch(holding, place.open)
@@ -235,16 +221,15 @@ class Puller:
             segment = self._store.lease(slot, header)
             if segment is None:
                 continue
-            place = _Place(self._table, session, identity)
+            place = Place(self._table, self._budget, self.stock, session, identity)
             try:
-                view = place.open(header, segment.size_bytes)
-                plan = cut(header, slot.chunk_bytes)
-                begin_writing(view)
-                for piece in plan.pieces:
-                    view[piece.start : piece.stop] = segment.view[piece.start : piece.stop]
-                reason = self._store.damage(slot, header, view)
+                copy = place.open(header, segment.size_bytes)
+                begin_writing(copy.view)
+                for piece in cut(header, slot.chunk_bytes).pieces:
+                    copy.view[piece.start : piece.stop] = segment.view[piece.start : piece.stop]
+                reason = self._store.damage(slot, header, copy.view)
                 if not reason:
-                    seal_received(view, header, slot.payload_crc32)
+                    seal_received(copy.view, header, slot.payload_crc32)
                     place.seal()
                     return True
                 self._store.void(slot, header)
@@ -257,12 +242,12 @@ class Puller:
     def _fetch_beside(self, member: Member, holding: Holding, deadline: float) -> None:
         slots: list[PeerSlot] = []
 
-        def allocate(header: SlotHeader, size_bytes: int) -> memoryview:
+        def allocate(header: SlotHeader, size_bytes: int) -> Segment:
             slot = self._store.begin(header, size_bytes, self._config.node, None)
             if slot is None or slot.segment is None:
                 raise PeerRefused("it is here already")
             slots.append(slot)
-            return slot.segment.view
+            return slot.segment
 
         try:
             link = self._dial(member, deadline)

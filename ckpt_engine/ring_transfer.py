@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +37,8 @@ RESENDS_MAX = 3
 ALLOCATED_BYTES_PER_SECOND_MIN = 250e6  # pages of a new segment, on a busy host
 AGAIN_MAX = 1000  # damaged pieces of one round; more is no accident
 PIECES_MAX = 1 << 18
+HOT_BYTES = 256 << 10  # received and then read at once for its checksum, while the processor still has it in its cache
 REASON_CHARACTERS_MAX = 300
-CHECKERS = 2  # threads that compute checksums behind the one that receives
 
 
 class SourceDamaged(CheckpointDamaged):
@@ -185,31 +184,25 @@ def receive_shard(channel: Channel, header: SlotHeader, chunk_bytes: int, view: 
     crcs = [0] * len(plan.pieces)
     wanted: Sequence[int] = range(len(plan.pieces))
     begin_writing(view)
-    with ThreadPoolExecutor(CHECKERS, "ring-check") as pool:
-        for left in range(RESENDS_MAX, -1, -1):
-            claimed: dict[int, int] = {}
-            checks: dict[int, Future[int]] = {}
-            for index in wanted:
-                piece = plan.pieces[index]
-                fields = _not_void(channel.receive(piece.size_bytes))
-                if whole(fields, "piece") != index or channel.raw_bytes != piece.size_bytes:
-                    raise PeerError(f"the peer sent another piece than number {index}")
-                part = view[piece.start : piece.stop]
-                channel.receive_raw(part)
-                claimed[index] = whole(fields, "crc32")
-                checks[index] = pool.submit(checksum.crc32, part)
-            end = _not_void(channel.receive())
-            for index, check in checks.items():
-                crcs[index] = check.result()
-            again = [index for index in wanted if crcs[index] != claimed[index]]
-            if not again:
-                if plan.payload_crc32(crcs) != whole(end, "crc32"):
-                    raise CheckpointDamaged(f"step {header.step} of rank {header.rank} came whole but is another")
-                return tuple(crcs)
-            if len(again) > AGAIN_MAX or not left:
-                break
-            channel.send({"again": again})
-            wanted = again
+    for left in range(RESENDS_MAX, -1, -1):
+        claimed: dict[int, int] = {}
+        for index in wanted:
+            piece = plan.pieces[index]
+            fields = _not_void(channel.receive(piece.size_bytes))
+            if whole(fields, "piece") != index or channel.raw_bytes != piece.size_bytes:
+                raise PeerError(f"the peer sent another piece than number {index}")
+            claimed[index] = whole(fields, "crc32")
+            crcs[index] = _receive_piece(channel, view, piece)
+        end = _not_void(channel.receive())
+        again = [index for index in wanted if crcs[index] != claimed[index]]
+        if not again:
+            if plan.payload_crc32(crcs) != whole(end, "crc32"):
+                raise CheckpointDamaged(f"step {header.step} of rank {header.rank} came whole but is another")
+            return tuple(crcs)
+        if len(again) > AGAIN_MAX or not left:
+            break
+        channel.send({"again": again})
+        wanted = again
     raise CheckpointDamaged(f"{len(again)} pieces of step {header.step} of rank {header.rank} kept arriving damaged")
 
 
@@ -226,6 +219,16 @@ def seal_received(view: memoryview, header: SlotHeader, payload_crc32: int) -> N
 
 def _runs(start: int, stop: int, chunk_bytes: int) -> list[Piece]:
     return [Piece(at, min(at + chunk_bytes, stop)) for at in range(start, stop, chunk_bytes)]
+
+
+def _receive_piece(channel: Channel, view: memoryview, piece: Piece) -> int:
+    """Straight to where it belongs; its CRC-32."""
+    crc = 0
+    for start in range(piece.start, piece.stop, HOT_BYTES):
+        part = view[start : min(start + HOT_BYTES, piece.stop)]
+        channel.receive_raw(part)
+        crc = checksum.crc32(part, crc)
+    return crc
 
 
 def _say_void(channel: Channel, source: Source, damage: str) -> None:

@@ -116,10 +116,10 @@ class Channel:
         return decode(bytes(text))
 
     def receive_raw(self, into: memoryview) -> None:
-        """The raw bytes of the frame received last, straight to where they belong."""
-        assert len(into) == self.raw_bytes
+        """The next raw bytes of the frame received last, as many as `into` has room for."""
+        assert len(into) <= self.raw_bytes
         self._fill(into)
-        self.raw_bytes = 0
+        self.raw_bytes -= len(into)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
