@@ -110,7 +110,8 @@ class JobDetector:
         self.counts.messages += 1
         if self._tick is not None:
             self.counts.late += message.at <= self._tick * TICK_SECONDS
-            self._run_ticks(message.at, before=True, taken_at=None if place is None else place.appended_at)
+            if message.at >= (self._tick + 1) * TICK_SECONDS:
+                self._run_ticks(message.at, before=True, taken_at=None if place is None else place.appended_at)
         attempt = self._attempt
         if attempt is not None and message.attempt < attempt.roster.attempt:
             self.counts.older_attempts += 1
@@ -325,7 +326,7 @@ class JobDetector:
         if attempt.roster.roles_told > channel.roles_told:
             roles = [attempt.roster.ranks[rank].role for rank in channel.ranks]
             channel.give_roles(roles, attempt.roster.roles_told)
-        live = {rank.rank for rank in attempt.roster.live()} if matrix.may_close else set()
+        live = {number for number, rank in attempt.roster.ranks.items() if rank.live} if matrix.may_close else set()
         for step in matrix.close(now, live):
             self.counts.steps += 1
             for watching in attempt.channels.values():

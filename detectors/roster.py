@@ -38,9 +38,7 @@ class RankState(msgspec.Struct, kw_only=True):
     phase: Phase = "init"
     phase_since: float | None = None  # None: it began before we listened
     step: int = -1
-    steps_done: int = 0
     heard_at: float | None = None  # its last metrics message
-    moved_at: float | None = None  # when step or phase last changed
     stalled: str = ""  # state letter while the launcher sees it stopped
     stalled_since: float = 0.0
     exited_at: float | None = None
@@ -103,7 +101,7 @@ class Roster(msgspec.Struct, kw_only=True):
     def observe(self, message: Message, place: Place | None) -> None:
         """Take in one message of this attempt."""
         if type(message) is Metrics and message.rank >= 0:  # nearly all messages are
-            rank = self._rank(message.rank, message.node)
+            rank = self.ranks.get(message.rank) or self._rank(message.rank, message.node)
             rank.last = source_of(message, place)
             self._moved(rank, message)
             return
@@ -220,26 +218,25 @@ class Roster(msgspec.Struct, kw_only=True):
         return state
 
     def _moved(self, rank: RankState, message: Metrics) -> None:
-        if rank.heard_at is not None and message.at < rank.heard_at:
+        at, step, phase = message.at, message.step, message.phase
+        if rank.heard_at is not None and at < rank.heard_at:
             return
-        rank.heard_at = message.at
-        rank.steps_done += len(message.steps)
-        if message.steps and self.trained_since is None:
-            self.trained_since = message.at
-        if message.step != rank.step:
-            self.moved_at = max(self.moved_at or message.at, message.at)
-        if message.step != rank.step or message.phase != rank.phase:
-            rank.moved_at = message.at
-            self.changed_at = max(self.changed_at, message.at)
-        self.enter_phase(rank, message.phase, message.at)
-        if message.step > self.newest_step:
+        rank.heard_at = at
+        if self.trained_since is None and message.steps:
+            self.trained_since = at
+        if step != rank.step:
+            self.moved_at = max(self.moved_at or at, at)
+        if step != rank.step or phase != rank.phase:
+            self.changed_at = max(self.changed_at, at)
+            self.enter_phase(rank, phase, at)
+        if step > self.newest_step:
             if self.newest_step >= 0:
-                seconds = (message.at - self.newest_at) / (message.step - self.newest_step)
+                seconds = (at - self.newest_at) / (step - self.newest_step)
                 self.step_seconds = [*self.step_seconds[-63:], seconds]
                 if self.apart_at is None or self.apart_at < self.newest_at:  # such phases have ceilings of their own
                     self.longest_step = max(self.longest_step, seconds)
-            self.newest_step, self.newest_at = message.step, message.at
-        rank.step = message.step
+            self.newest_step, self.newest_at = step, at
+        rank.step = step
 
     def enter_phase(self, rank: RankState, phase: Phase, at: float) -> None:
         """The rank is in this phase from now on, whatever it was in: an end that was lost, or a second beginning,

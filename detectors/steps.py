@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -122,7 +123,7 @@ class StepMatrix:
             if slot is None:
                 continue
             if layout.whole:
-                samples = [samples[row] for samples in columns.values()]
+                samples = list(map(itemgetter(row), columns.values()))
             else:
                 samples = [columns[name][row] for name in layout.names]
             report = (slot, column, message.sequence, offset)
@@ -216,6 +217,8 @@ class StepMatrix:
             if state.first_step is None:
                 return []
             state.next_step = state.first_step
+        if state.next_step > state.newest_step:
+            return []
         self._write_fresh()
         wanted = np.array([rank in live for rank in state.ranks])
         quorum = math.ceil(self.config.quorum * int(wanted.sum()))

@@ -71,7 +71,7 @@ class Metrics(Message, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Columns that do not fit the steps are no message; on decoding, msgspec makes an error of this."""
         rows = len(self.steps)
-        if len(self.ended_at) != rows or not all(map(rows.__eq__, map(len, self.columns.values()))):
+        if len(self.ended_at) != rows or set(map(len, self.columns.values())) - {rows}:
             raise ValueError(f"ended_at and each column must have one entry for each of the {rows} steps")
         for entry in self.non_finite:
             if entry.metric not in self.columns or not 0 <= entry.index < rows:

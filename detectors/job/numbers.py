@@ -57,7 +57,9 @@ class JobChannel:
         if not message.steps:
             return
         rank, columns = message.rank, message.columns
-        state.told[rank] = max(state.told.get(rank, -1), *message.steps)
+        newest = max(message.steps)
+        if newest > state.told.get(rank, -1):
+            state.told[rank] = newest
         if GRADIENT in columns:
             state.measured.add(rank)
         if LOSS in columns:

@@ -308,3 +308,10 @@ def test_few_ranks_that_all_wait_for_their_data_now_and_then_have_no_stall(seed:
 
 def test_of_two_ranks_with_different_hardware_neither_is_the_odd_one() -> None:
     assert told(channel_of(2, 1), trained(2, 200, work=[1.0, 1.5], per_node=1)) == []
+
+
+def test_eight_ranks_in_nodes_of_four_whose_batches_differ_blame_nobody() -> None:
+    def vary(parts: dict[str, Floats]) -> None:
+        parts[OWN] *= np.exp(np.random.default_rng(8).normal(0.0, 0.1, parts[OWN].shape))
+
+    assert told(channel_of(8, 4), trained(8, 500, vary, per_node=4)) == []
