@@ -136,6 +136,12 @@ class Copies:
             return False
         return True
 
+    def tell_aside(self, fields: dict[str, Any]) -> None:
+        """As `tell`, without awaiting the answer."""
+        if self._link is not None:
+            with contextlib.suppress(EngineUnavailable, EngineRefused):
+                self._link.post(fields)
+
     def why_not(self, step: int) -> str:
         """Why there is nothing to load of `step`."""
         directory = self.folder

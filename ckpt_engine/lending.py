@@ -5,6 +5,7 @@ A copy in memory is leased while the rank reads it, and while views of it are in
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import threading
 from dataclasses import dataclass, replace
@@ -46,12 +47,13 @@ class Proof:
 
     def __init__(self, lending: Lending, reading: Reading) -> None:
         self._reason: str | None = None
-        self._thread = threading.Thread(target=self._run, args=(lending, reading), name="verify", daemon=True)
-        self._thread.start()
+        self._done = threading.Event()
+        # Thread.start would wait until it runs, and on busy cores the rank with it.
+        _thread.start_new_thread(self._run, (lending, reading))
 
     def wait(self, timeout_seconds: float) -> str | None:
         """Empty where the copy is what was saved, else why not; None while that is not known."""
-        self._thread.join(timeout_seconds)
+        self._done.wait(timeout_seconds)
         return self._reason
 
     def _run(self, lending: Lending, reading: Reading) -> None:
@@ -59,6 +61,7 @@ class Proof:
             self._reason = lending.compare(reading)
         finally:
             lending.release(reading)
+            self._done.set()
 
 
 class Lending:

@@ -277,7 +277,7 @@ class Loader:
             shard.descriptor = -1  # it is needed until then
         shard.close()
         seconds, size_bytes = self._clock.monotonic() - started, shard.layout.payload_bytes
-        self._copies.tell(
+        self._copies.tell_aside(
             {
                 "op": "loaded", "tier": source.tier, "step": source.step, "attempt": source.attempt,
                 "seconds": seconds, "size_bytes": size_bytes,
