@@ -79,9 +79,7 @@ class Checkpointer:
         threads = CopyThreads(copy_threads or threads_for(len(os.sched_getaffinity(0))))
         place = SavePlace(self._link, self._directory, busy_wait_seconds, retention_steps)
         self._saver = Saver(self._door, threads, self._identity, self._clock, place)
-        self._loader = Loader(
-            self._door, self._identity, self._clock, self._link, self._directory, agree_seconds_max
-        )
+        self._loader = Loader(self._door, self._identity, self._clock, self._link, self._directory, agree_seconds_max)
         self._saver.forbidden = self._loader.looks_at
         self._fenced: FencedSaves | None = None
         if mode == "fenced" and self._link is not None:
@@ -183,5 +181,7 @@ class Checkpointer:
         saver = self._saver
         return FencedSaves(
             self._door, link, self._clock, threads, saver.take,
-            lambda step, timeout: saver.await_durable(link, step, timeout), self._loader.looks_at, busy_wait_seconds,
+            lambda step, timeout: saver.await_durable(link, step, timeout),
+            lambda step, timeout: saver.await_backed_up(link, step, timeout),
+            self._loader.looks_at, busy_wait_seconds,
         )  # fmt: skip

@@ -132,8 +132,9 @@ class Engine:
         self.ring: Ring | None = None
         if config.ring is not None:
             self.ring = Ring(
-                config.ring, config.job, config.node, config.directory, self._table, self._budget, self._emit, self._clock
-            )
+                config.ring, config.job, config.node, config.directory, self._table, self._budget, self._emit,
+                self._clock,
+            )  # fmt: skip
         self._parts = EngineParts(
             config.job, config.node, config.directory, writer,
             self._table, self._persister, storage, self._emit, self._clock, downloader,

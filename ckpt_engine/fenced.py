@@ -108,7 +108,7 @@ class FencedSaves:
     """The saves of one rank. All but what a ticket does belongs to the thread that trains.
 
     `take` is the state as it is now and where it would stand in a slot, `durable` waits for a step on disk,
-    `looked_at` says whether views of ours look at a slot.
+    `backed_up` for its copies on other nodes, `looked_at` says whether views of ours look at a slot.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class FencedSaves:
         threads: CopyThreads,
         take: Take,
         durable: Durable,
+        backed_up: Durable,
         looked_at: Callable[[int], bool],
         busy_wait_seconds: float,
     ) -> None:
@@ -128,6 +129,7 @@ class FencedSaves:
         self._threads = threads
         self._take = take
         self._await_durable = durable
+        self._await_backed_up = backed_up
         self._looked_at = looked_at
         self._busy_wait_seconds = busy_wait_seconds
         self._slots: dict[int, HeldSlot] = {}
@@ -158,8 +160,9 @@ class FencedSaves:
         except (CheckpointError, OSError) as error:
             return Ticket.refused(step, str(error))
         sealed = Mark(ask=lambda timeout: self._wait(save, timeout))
-        durable = Mark(ask=lambda timeout: self._wait(save, timeout) or self._wait_durable(save, timeout))
-        save.ticket = Ticket(step, sealed, durable)
+        durable = Mark(ask=lambda timeout: self._wait_on(save, self._await_durable, timeout))
+        backed_up = Mark(ask=lambda timeout: self._wait_on(save, self._await_backed_up, timeout))
+        save.ticket = Ticket(step, sealed, durable, backed_up)
         return save.ticket
 
     def fence(self) -> float:
@@ -302,8 +305,10 @@ class FencedSaves:
         self._collect(save)
         return save.outcome
 
-    def _wait_durable(self, save: FencedSave, timeout_seconds: float | None) -> str | None:
-        return self._await_durable(save.step, timeout_seconds) if save.outcome == "" else save.outcome
+    def _wait_on(self, save: FencedSave, ask: Durable, timeout_seconds: float | None) -> str | None:
+        """What became of a save after it was sealed."""
+        outcome = self._wait(save, timeout_seconds)
+        return ask(save.step, timeout_seconds) if outcome == "" else outcome
 
     def _collect(self, save: FencedSave) -> None:
         """Read what the engine said to the seal. It has said it long ago, as a rule."""

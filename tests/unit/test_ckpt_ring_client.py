@@ -47,3 +47,16 @@ def test_where_no_node_keeps_copies_a_ticket_says_why_at_once(tmp_path: Path) ->
         assert not ticket.backed_up.wait(10.0)
         assert ticket.backed_up.reason == "the ring is off: because"
         ours.close()
+
+
+def test_a_fenced_save_is_copied_too(tmp_path: Path) -> None:
+    with ring_engine(tmp_path, "n0", "n0", "n1") as first, ring_engine(tmp_path, "n1", "n0", "n1") as second:
+        model = torch.nn.Linear(100, 100)
+        ours = Checkpointer(
+            str(first.socket), None, job="job", attempt=1, rank=0, world_size=1, node="n0", mode="fenced"
+        )
+        ticket = ours.save({"model": model}, 7)
+        ours.fence()
+        assert ticket.backed_up.wait(10.0), ticket.backed_up.reason
+        assert [header.step for _, header in ring_of(second).store.whole()] == [7]
+        ours.close()
