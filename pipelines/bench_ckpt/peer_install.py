@@ -16,7 +16,12 @@ from pathlib import Path
 
 import pipelines
 
-LIBRARIES = ("torch-checkpointing", "lm-resiliency", "dlrover")
+# dlrover does not ask for all that it needs
+LIBRARIES = (("torch-checkpointing",), ("lm-resiliency",), ("dlrover", "grpcio"))
+    ("torch-checkpointing",),
+    ("lm-resiliency",),
+    ("dlrover", "grpcio"),
+)  # the last does not ask for what it needs
 NOT_THESE = ("torch", "torchvision", "numpy", "triton")  # ours are used; a condition that never holds leaves them out
 INSTALL_SECONDS_MAX = 600.0
 
@@ -36,10 +41,10 @@ def install_peers(folder: Path, told: Callable[[str], object]) -> tuple[str, lis
     overrides = folder / "overrides.txt"
     overrides.write_text("".join(f"{name} ; python_version < '3'\n" for name in NOT_THESE), encoding="utf-8")
     absent = []
-    for library in LIBRARIES:
+    for library, *needs in LIBRARIES:
         told(f"installing {library}")
         reason = _run(
-            [tool, "pip", "install", "--quiet", "--python", str(python), "--overrides", str(overrides), library]
+            [tool, "pip", "install", "--quiet", "--python", str(python), "--overrides", str(overrides), library, *needs]
         )
         if reason:
             absent.append(f"{library} could not be installed: {reason}")

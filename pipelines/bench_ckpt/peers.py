@@ -142,10 +142,14 @@ def _torch_checkpointing(folder: Path, training: Training) -> Iterator[Call]:
     staging = package.CheckpointStagerConfig(
         use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
     )
-    config = package.CheckpointManager.Config.async_save(pinned_memory=False)
-    config.save.saver_config.staging_config = staging
+    process = importlib.import_module("torch_checkpointing.checkpoint_process").CheckpointProcessConfig(
+        subprocess_init_timeout_secs=WAIT_SECONDS_MAX
+    )
     storage = importlib.import_module("torch_checkpointing.storage.filesystem")
-    config.storage_config = storage.LocalFileSystemStorageConfig(use_direct_io=False)
+    config = package.CheckpointManager.Config(
+        save=package.AsyncCheckpointSaverConfig(staging_config=staging, process_config=process),
+        storage_config=storage.LocalFileSystemStorageConfig(use_direct_io=False),  # it fails on ext4
+    )
     saver = config.build()
 
     def call(number: int) -> Settle:
