@@ -18,10 +18,6 @@ import pipelines
 
 # dlrover does not ask for all that it needs
 LIBRARIES = (("torch-checkpointing",), ("lm-resiliency",), ("dlrover", "grpcio"))
-    ("torch-checkpointing",),
-    ("lm-resiliency",),
-    ("dlrover", "grpcio"),
-)  # the last does not ask for what it needs
 NOT_THESE = ("torch", "torchvision", "numpy", "triton")  # ours are used; a condition that never holds leaves them out
 INSTALL_SECONDS_MAX = 600.0
 
