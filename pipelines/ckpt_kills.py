@@ -232,8 +232,12 @@ class _Campaign:
     def _start_engine(self) -> subprocess.Popen[str]:
         process = _start("pipelines.ckpt_kill_engine", self.socket, self.directory)
         assert process.stdout is not None
-        if process.stdout.readline() != "ready\n":
-            raise StatedError(f"the engine did not start (exit code {process.wait(DEADLINE_SECONDS)})")
+        try:
+            if process.stdout.readline() != "ready\n":
+                raise StatedError(f"the engine did not start (exit code {process.wait(DEADLINE_SECONDS)})")
+        except BaseException:  # whoever loses patience leaves no process behind
+            _end(process)
+            raise
         return process
 
     def _start_rank(self) -> _Rank:
