@@ -1,4 +1,4 @@
-"""The small corpus of real faults in `data/`: each is found, blamed on whom it was done to, and nothing else is said."""
+"""The small corpus of real faults in `data/`: each is found and blamed on whom it was done to, and that is all."""
 
 from __future__ import annotations
 
