@@ -117,7 +117,7 @@ def _text(finding: Finding, rank: int, value: float, peers: float) -> str:
 
 
 def _summary(finding: Finding, rank: int, node: str | None, value: float, peers: float, onset: int, ranks: int) -> str:
-    percent = f"+{100.0 * (value / peers - 1.0):.0f} %" if peers > 0.0 else "from nothing"
+    percent = f"{100.0 * (value / peers - 1.0):+.0f} %" if peers > 0.0 else "from nothing"
     beside = f"{value:.3g} s a step, its peers {peers:.3g} s"
     since = f"since its first step, {onset:,}" if finding.from_start else f"since step {onset:,}"
     if finding.kind == "contended_node":
