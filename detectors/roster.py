@@ -24,6 +24,7 @@ from ingest.events import (
 
 TIMED_PHASES = ("checkpoint", "eval", "warmup")
 PHASES_MAX = 64  # durations remembered of each
+GAP_MEMORY_SECONDS = 600.0  # so long the longest gap is remembered
 MOVING_SECONDS = 5.0  # a step so short ago, or two usual ones: the job moves
 
 
@@ -93,6 +94,8 @@ class Roster(msgspec.Struct, kw_only=True):
     step_seconds: list[float] = []  # of the last steps, as the job's progress shows them
     longest_step: float = 0.0  # of those in which no rank checkpointed, evaluated or warmed up
     apart_at: float | None = None  # when a rank last entered or left such a phase
+    gap_seconds: float = 0.0  # the longest of late between two messages of a rank: telemetry may be lost, or late
+    gap_at: float = 0.0
     trained_since: float | None = None  # when the first step of the attempt was told
     phase_seconds: dict[str, list[float]] = {}  # how long a rank was in a phase, of the last times
     clocks: Clocks = msgspec.field(default_factory=Clocks)
@@ -219,8 +222,12 @@ class Roster(msgspec.Struct, kw_only=True):
 
     def _moved(self, rank: RankState, message: Metrics) -> None:
         at, step, phase = message.at, message.step, message.phase
-        if rank.heard_at is not None and at < rank.heard_at:
-            return
+        if rank.heard_at is not None:
+            gap = at - rank.heard_at
+            if gap < 0.0:
+                return
+            if (gap > self.gap_seconds or at > self.gap_at + GAP_MEMORY_SECONDS) and not rank.stalled:
+                self.gap_seconds, self.gap_at = gap, at
         rank.heard_at = at
         if self.trained_since is None and message.steps:
             self.trained_since = at

@@ -21,6 +21,7 @@ REASONS = {
     "silent": ("it sends no heartbeats while its peers wait for it", "they send no heartbeats while their peers wait"),
     "odd": ("its peers wait for it", "their peers wait for them"),
     "spinning": ("its GPU has nothing to do while its peers' wait", "their GPUs have nothing to do while others' wait"),
+    "working": ("its GPU works on while its peers' wait", "their GPUs work on while others' wait"),
 }  # fmt: skip
 
 
@@ -45,14 +46,14 @@ def look_for_hang(now: float, roster: Roster, config: LivenessConfig) -> Clue | 
         return None
     spinning = _spinning(now, live, config) if still >= roster.longest_step else None
     if spinning is not None:
-        return _spun(now, roster, live, spinning)
+        return _spun(now, roster, live, spinning, config)
     silent = _silent(now, roster, live, config)
     if silent:
         one_node = len({rank.node for rank in silent}) == 1
         return _hang(now, roster, silent, "silent", settled=one_node or still >= _ceiling(live, roster, config))
     if still < _ceiling(live, roster, config):
         return None
-    odd = _odd(live)
+    odd = _odd(live, roster.active_at)
     return _hang(now, roster, odd, "odd" if odd else "frozen", settled=True)
 
 
@@ -114,10 +115,18 @@ def _spinning(now: float, live: list[RankState], config: LivenessConfig) -> list
     return spinning if spinning and 2 * len(spinning) >= len(live) else None
 
 
-def _spun(now: float, roster: Roster, live: list[RankState], spinning: list[RankState]) -> Clue:
-    """The hang that spinning GPUs corroborate; a rank whose GPU has nothing to do meanwhile is waited for."""
-    idle = [rank for rank in live if rank not in spinning and rank.gpu.idle]
-    clue = _hang(now, roster, idle if 2 * len(idle) < len(live) else [], "spinning", settled=True)
+def _spun(now: float, roster: Roster, live: list[RankState], spinning: list[RankState], config: LivenessConfig) -> Clue:
+    """The hang that spinning GPUs corroborate, and who is waited for: the rank whose GPU has nothing to do, who has
+    fallen silent, who is not where the others are, or whose GPU works on."""
+    others = [rank for rank in live if rank not in spinning]
+    working = [rank for rank in others if rank.gpu.seen_at is not None and not rank.gpu.idle]
+    working = [rank for rank in working if now - (rank.gpu.seen_at or 0.0) <= config.gpu_fresh_seconds]
+    found: list[tuple[str, list[RankState]]] = [
+        ("spinning", [rank for rank in others if rank.gpu.idle]), ("silent", _silent(now, roster, live, config)),
+        ("odd", _odd(live, roster.active_at)), ("working", working),
+    ]  # fmt: skip
+    how, ranks = next(((how, ranks) for how, ranks in found if 0 < 2 * len(ranks) < len(live)), ("spinning", []))
+    clue = _hang(now, roster, ranks, how, settled=True)
     rank = spinning[0]
     usual, power = rank.gpu.usual_power, rank.gpu.power
     assert usual is not None
@@ -135,24 +144,28 @@ def _spun(now: float, roster: Roster, live: list[RankState], spinning: list[Rank
 
 
 def _silent(now: float, roster: Roster, live: list[RankState], config: LivenessConfig) -> list[RankState]:
-    """Ranks whose heartbeat stopped in training while their launcher and at least as many peers go on."""
+    """Ranks whose heartbeat stopped in training while their launcher and at least as many peers go on, and wait: for
+    longer than telemetry that is lost or late keeps a rank of this job silent."""
+    gaps = min(config.heartbeat_gaps * roster.gap_seconds, config.heartbeat_gaps_seconds_max)
+    old_at = now - max(config.heartbeat_old_seconds, gaps)
+    fresh_at = now - config.heartbeat_fresh_seconds
     silent = []
     for rank in live:
         node = roster.node(rank.node)
-        if rank.heard_at is None or now - rank.heard_at <= config.heartbeat_old_seconds:
+        if rank.heard_at is None or rank.heard_at >= old_at:
             continue
-        speaks = node.heard_at is not None and now - node.heard_at <= config.heartbeat_fresh_seconds
-        if speaks and rank.phase in WORKING:
+        if node.heard_at is not None and node.heard_at >= fresh_at and rank.phase in WORKING:
             silent.append(rank)
-    fresh = [
-        rank for rank in live if rank.heard_at is not None and now - rank.heard_at <= config.heartbeat_fresh_seconds
-    ]
-    return silent if fresh and len(fresh) >= len(silent) else []
+    fresh = [rank for rank in live if rank.heard_at is not None and rank.heard_at >= fresh_at]
+    waiting = [rank for rank in fresh if rank.phase in WORKING]
+    return silent if waiting and len(fresh) >= len(silent) and 2 * len(waiting) >= len(fresh) else []
 
 
-def _odd(live: list[RankState]) -> list[RankState]:
+def _odd(live: list[RankState], since: float) -> list[RankState]:
     """The one rank (or the ranks of one node) behind all others, else the one that is not in the collective with them:
-    never the larger side."""
+    never the larger side. Of those that have spoken since the job stands still: of others it is not known where they
+    are."""
+    live = [rank for rank in live if rank.heard_at is not None and rank.heard_at >= since]
     if len(live) < 2:
         return []
     behind = [rank for rank in live if rank.step < max(other.step for other in live)]
@@ -199,7 +212,7 @@ def _hang(now: float, roster: Roster, ranks: list[RankState], how: str, *, settl
         offset=last.offset if last else None, silence=how != "stopped",
     )  # fmt: skip
     evidence = tuple(_hang_evidence(now, roster, rank, how) for rank in (ranks or [witness])[:4])
-    confidence = {"stopped": 1.0, "silent": 0.95, "odd": 0.7, "spinning": 0.6}.get(how, 1.0)
+    confidence = {"stopped": 1.0, "silent": 0.95, "odd": 0.7, "spinning": 0.6, "working": 0.5}.get(how, 1.0)
     culprits = whom((rank.rank for rank in ranks), roster, confidence, whole=True)
     step = max((rank.step for rank in roster.live()), default=-1)
     summary = f"All ranks stand still in step {step}; nobody stands out."

@@ -26,6 +26,10 @@ class LivenessConfig:
     stopped_no_progress_seconds: float = 1.0
     heartbeat_old_seconds: float = 1.5
     heartbeat_fresh_seconds: float = 1.0
+    heartbeat_gaps: float = (
+        1.5  # and so many times the longest gap between two messages that this job has shown of late
+    )
+    heartbeat_gaps_seconds_max: float = 10.0  # which is not waited for beyond this
     frozen_seconds: float = 2.0
     frozen_steps: float = 8.0  # times the median step
     after_exit_seconds: float = 3.0  # no hang is called so soon after any exit
