@@ -95,7 +95,7 @@ class Machines:
                     "hw.gpu.power": round(float(watts[index]), 1),
                     "hw.gpu.utilization": 1.0 if not busy else round(0.97 + 0.02 * float(self._dice.random()), 3),
                     "hw.gpu.memory.usage": GPU_MEMORY_BYTES,
-                    "hw.gpu.throttle_reasons": float(reasons[index]),
+                    "hw.gpu.clock.throttle_reasons": float(reasons[index]),
                 },
             )
         yield -1, "host", {"system.memory.usage": float(round(host)), "system.memory.limit": HOST_MEMORY_BYTES}
@@ -103,9 +103,9 @@ class Machines:
             -1,
             "ib:mlx5_0",
             {
-                "hw.network.port.symbol_errors": float(errors),
-                "hw.network.port.link_downed": 0.0,
-                "hw.network.port.rate": rate * 1e9,
+                "hw.network.symbol_errors": float(errors),
+                "hw.network.link_downed": 0.0,
+                "hw.network.rate": rate * 1e9,
                 "hw.network.io.transmit": float(round(LINK_BYTES_EACH_SECOND * seconds)),
             },
         )

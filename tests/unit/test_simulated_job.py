@@ -199,9 +199,9 @@ def test_a_throttled_gpu_shows_its_clock_and_a_slow_link_nothing_but_its_counter
     throttled = Run(replace(PLAIN, faults=(fault("throttle"),)))
     assert min(throttled.device("hw.gpu.clock.sm", CULPRIT)) < 1400.0 < min(throttled.device("hw.gpu.clock.sm", MATE))
     assert max(throttled.device("hw.gpu.temperature", CULPRIT)) > 84.0
-    assert max(throttled.device("hw.gpu.throttle_reasons", CULPRIT)) >= 0x20
+    assert max(throttled.device("hw.gpu.clock.throttle_reasons", CULPRIT)) >= 0x20
     linked = Run(replace(PLAIN, faults=(fault("slow_link"),)))
-    errors = [linked.device("hw.network.port.symbol_errors", -1, node) for node in ("node0000", "node0001")]
+    errors = [linked.device("hw.network.symbol_errors", -1, node) for node in ("node0000", "node0001")]
     assert errors[0][-1] > errors[0][0] + 100.0
     assert errors[1][-1] == errors[1][0]
     waits = [change(linked, "train.collective.wait", rank) for rank in range(16)]
