@@ -20,6 +20,7 @@ from ckpt_engine.layout import ELEMENT_TYPES
 from ckpt_engine.manifest import complete_steps, shard_name, step_folder
 from ckpt_engine.segment import payload_region
 from tests.ckpt_lab import ROOT, EngineProcess, Lab, engine_in_thread, eventually
+from tests.ckpt_torch import bits, same
 
 Make = Callable[..., Checkpointer]
 
@@ -63,22 +64,6 @@ def fresh() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(99)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
     return model, torch.optim.AdamW([{"params": model[0].parameters()}, {"params": [*model[1:].parameters()]}])
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).tolist()) if tensor.numel() else b""
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal in structure, types and bits."""
-    if isinstance(left, torch.Tensor):
-        return left.dtype == right.dtype and left.shape == right.shape and bits(left) == bits(right)
-    if isinstance(left, dict):
-        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
-    return type(left) is type(right) and left == right
 
 
 @pytest.mark.parametrize("tier", ["memory", "disk"])
