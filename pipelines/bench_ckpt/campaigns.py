@@ -11,9 +11,8 @@ from pipelines.bench_ckpt.outcome import Measure, Outcome, Task, Value
 from pipelines.ckpt_kills import KillCounts, kill_at_random
 
 NOT_YET = {
-    "peer": "there is no peer tier yet",
-    "dedup": "data-parallel replicas are not stored once yet",
-    "gpu": "there is no GPU here",
+    "dedup": "this bench does not measure it yet",
+    "gpu": "this bench does not measure it yet, on no machine",
 }
 
 
