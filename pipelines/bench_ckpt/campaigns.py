@@ -12,7 +12,7 @@ from pipelines.ckpt_kills import KillCounts, kill_at_random
 
 NOT_YET = {
     "dedup": "this bench does not measure it yet",
-    "gpu": "this bench does not measure it yet, on no machine",
+    "gpu": "there is no GPU here",
 }
 
 
