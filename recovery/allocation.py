@@ -2,17 +2,32 @@
 
 A backend on a scheduler has two rungs. The launchers of the living allocation start and stop ranks, the same
 way everywhere; only where they cannot (too few nodes are left) does the scheduler give the job others, on which
-new launchers come up. So a scheduler's own file answers these few questions, and `Backend` is built of them.
-Errors are those of `recovery.backend`: "cannot reach" is Unavailable, never an answer.
+new launchers come up. So a scheduler's own file answers these few questions, and `ScheduledBackend`
+(backends/scheduled.py) is built of them. Errors are those of `recovery.backend`: "cannot reach" is Unavailable,
+never an answer.
+
+A backend's file has `make_allocation(site: BackendSite) -> Allocation` for whoever joins it up; an entry point of
+the group `transom.recovery.backends` is such a function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeVar
 
+import msgspec
+
+from ingest.clock import Clock
+
+from .backend import Backend
 from .launcher.protocol import JobEnd, JobSpec, Placement
+
+AllocationPhase = Literal["pending", "running", "ending", "ended", "absent"]
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +44,21 @@ class AllocationView:
     """The allocation of a job as its scheduler tells it. `generation` grows with each set of nodes."""
 
     job: str
-    phase: Literal["pending", "running", "ending", "ended", "absent"]
+    phase: AllocationPhase
     generation: int = 0
     nodes: tuple[str, ...] = ()
     attempt: int = 0  # the newest attempt that anybody has written on it, with its token
     token: str = ""
     excluded_nodes: tuple[str, ...] = ()
+    down_nodes: tuple[str, ...] = ()  # of `nodes` and of those it had before: the scheduler itself has given them up
     reason: str = ""  # why it waits or has ended, in the scheduler's words
 
 
 class JobRecords(Protocol):
-    """What outlives launchers and controllers: `JobFiles` where a folder is shared, else the scheduler's own store."""
+    """What outlives launchers and controllers: `JobFiles` where a folder is shared, else the scheduler's own store.
+
+    Reading and writing raise Unavailable where the store cannot be reached.
+    """
 
     def spec(self) -> JobSpec | None: ...
 
@@ -55,13 +74,22 @@ class JobRecords(Protocol):
 
     def end(self) -> JobEnd | None: ...
 
-    def write_end(self, end: JobEnd) -> None: ...
+    def write_end(self, end: JobEnd) -> None:
+        """The first end stays: a second one is not written."""
+        ...
 
 
 class Allocation(Protocol):
     """One scheduler. One contract suite: tests/contract/test_allocation.py."""
 
     name: str
+
+    def submit(self, job: str, *, nodes: int, command: Sequence[str]) -> AllocationView:
+        """Take the job's first nodes (its spares among them) and run `command` once on each; returns at once.
+
+        The spec is in `records` by then. Idempotent: a job that has an allocation keeps it. Raises Rejected.
+        """
+        ...
 
     def look(self, job: str) -> AllocationView: ...
 
@@ -74,15 +102,38 @@ class Allocation(Protocol):
     def replace(self, job: str, *, attempt: int, token: str, excluded_nodes: Sequence[str]) -> AllocationView:
         """Give all nodes back and take others, never the excluded ones; returns at once, `look` says when it runs.
 
-        Idempotent for (attempt, token). Raises Conflict for an attempt that is not newer, Rejected where it can
-        never be (too few nodes, no right, requeueing switched off), Ambiguous where it may have happened.
+        Asked only when no rank of an older attempt lives. Idempotent for (attempt, token): asked again it goes on
+        where it stands. Raises Conflict for an attempt that is not newer than `look` says, Rejected where it can
+        never be (too few nodes, no right, requeueing switched off, an end that stays), Ambiguous where it may have
+        happened.
         """
         ...
 
     def nothing_runs_on(self, job: str, node: str) -> bool:
-        """The scheduler itself vouches that no process of this job's older generations lives on that node."""
+        """The scheduler itself vouches that no process of this job's older generations lives on that node.
+
+        Asked of nodes whose launcher does not answer. A node that is down may still run processes: it counts only
+        once it stands in `records(job).excluded()`, so that nothing is ever started beside them.
+        """
         ...
 
     def release(self, job: str, end: JobEnd) -> None:
         """The job is over: its nodes go back. Idempotent."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSite:
+    """What a backend is made of: where jobs are registered, the clock, dice, and its part of `recover.backends`."""
+
+    jobs_folder: Path  # jobs/<job>/job.json, token and the like; shared between nodes where the backend needs that
+    clock: Clock
+    random: Random
+    options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+    def read_options(self, type_: type[Options]) -> Options:
+        """The options as the backend's own frozen struct. Raises ValueError, in a sentence, for what does not fit."""
+        return msgspec.convert(dict(self.options), type_)
+
+
+BackendFactory = Callable[[BackendSite], "Backend | Allocation"]

@@ -66,6 +66,7 @@ class Observation:
     phase: Literal["starting", "running", "failed", "stopped", "finished"]
     ranks: tuple[RankView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
+    note: str = ""  # what it waits for while it is starting, in the scheduler's words
 
     @property
     def step(self) -> int:
@@ -82,6 +83,7 @@ class StartRequest:
     token: str
     excluded_nodes: tuple[str, ...] = ()
     resume_step: int | None = None
+    nodes: int | None = None  # None: as many as the job's spec says
 
 
 class Backend(Protocol):
@@ -89,6 +91,8 @@ class Backend(Protocol):
 
     * `start` twice with the same (job, attempt, token): one set of ranks; with an attempt that is not newer: Conflict;
       while ranks of an older attempt live: Conflict. Too few nodes: Rejected.
+    * `start` may return while the attempt is still "starting" (a scheduler takes its time): asked again with the
+      same (job, attempt, token) it goes on where it stands.
     * `stop` is idempotent; True only when no rank of that attempt (or an older one) lives any more.
     * an excluded node never appears in a placement.
     """

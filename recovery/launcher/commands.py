@@ -12,8 +12,10 @@ from ingest.rank_socket import Inject
 
 from .control import Respond
 from .outside_faults import PARAMETERS
+from .ports import PORT_TRIES_MAX, first_free_port
 from .protocol import (
     CollectStacks,
+    FindPort,
     Finish,
     InjectFault,
     LauncherState,
@@ -51,6 +53,8 @@ class Commands:
                 step = self._stop(request)
             case Observe():
                 step = self._done(Reply(state=self.state()))
+            case FindPort():
+                step = self._done(self._find_port(request))
             case CollectStacks():
                 step = self._stacks(request)
             case InjectFault():
@@ -85,6 +89,12 @@ class Commands:
             stop_requested=share.stop_requested if share else False,
             ranks=share.views() if share else (),
         )
+
+    def _find_port(self, request: FindPort) -> Reply:
+        port = first_free_port(request.candidates[:PORT_TRIES_MAX])
+        if port == 0:
+            return Reply(refusal="failed", text=f"no port that was asked for is free on {self._launcher.config.node}")
+        return Reply(port=port)
 
     def _done(self, reply: Reply) -> Callable[[], Reply | None]:
         return lambda: reply

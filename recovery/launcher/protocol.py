@@ -1,6 +1,7 @@
 """What is said to a launcher over its control socket, and the files by which backend and launchers meet.
 
-A request is one line of JSON with its kind in `type`, a reply is one line of JSON. Sockets are Unix, 0600.
+A request is one line of JSON with its kind in `type`, a reply is one line of JSON. Sockets are Unix, 0600, or TCP
+for other machines, where each line carries its proof (proof.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1
     nproc_per_node: int = 1
     master_addr: str = "127.0.0.1"
+    backend: str = "local"  # who runs it: local, slurm, kubernetes, or one that was installed beside them
 
     @property
     def world_size(self) -> int:
@@ -52,6 +54,8 @@ class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
     zygote: RankProcess | None = None  # rank -1: the parent of all ranks
     control_socket: str
     telemetry_socket: str
+    host: str = ""  # how other nodes reach this one: MASTER_ADDR where group rank 0 runs here
+    address: str = ""  # `tcp:host:port` where it listens for other machines
     attempt: int = 0
     token: str = ""
     ranks: tuple[RankProcess, ...] = ()
@@ -64,6 +68,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     places: tuple[RankPlace, ...]
     spares: tuple[str, ...] = ()
+    master_addr: str = ""  # empty: the spec's
     master_port: int
     resume_step: int | None = None
 
@@ -111,6 +116,12 @@ class Observe(msgspec.Struct, frozen=True, kw_only=True, tag="observe"):
     """Say what runs here."""
 
 
+class FindPort(msgspec.Struct, frozen=True, kw_only=True, tag="port"):
+    """Say which of these ports is free here, for the ranks' rendezvous."""
+
+    candidates: tuple[int, ...]
+
+
 class CollectStacks(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """Ask each rank for the Python stacks of all its threads."""
 
@@ -133,7 +144,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     reason: str
 
 
-Request = StartRanks | StopRanks | Observe | CollectStacks | InjectFault | Finish
+Request = StartRanks | StopRanks | Observe | FindPort | CollectStacks | InjectFault | Finish
 Refusal = Literal["", "conflict", "rejected", "failed", "undecodable"]
 
 
@@ -157,6 +168,7 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     node: str
     slots: int
+    host: str = ""  # how other nodes reach it
     attempt: int = 0
     token: str = ""
     stop_requested: bool = False
@@ -164,13 +176,17 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request; `refusal` is empty where it was done. `gone`: no rank asked about lives."""
+    """The answer to a request; `refusal` is empty where it was done. `gone`: no rank asked about lives.
+
+    `port`: of those asked for, the first that is free; 0: none.
+    """
 
     refusal: Refusal = ""
     text: str = ""
     state: LauncherState | None = None
     stacks: dict[int, str] = {}
     gone: bool = False
+    port: int = 0
 
 
 _REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
