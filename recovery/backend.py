@@ -2,6 +2,7 @@
 
 BackendError
 ├── Rejected      permanent: asking again will not help
+│   └── TooFewNodes   until there are more: capacity is waited for
 ├── Conflict      somebody with a newer attempt was here; nothing was done
 ├── Unavailable   certainly no effect; ask again later. "Cannot reach" is never "gone"
 └── Ambiguous     may have had an effect: observe before asking again
@@ -22,6 +23,14 @@ class Rejected(BackendError):
     pass
 
 
+class TooFewNodes(Rejected):
+    """Fewer nodes than the attempt needs can be used now; nothing was started. `usable`: how many can."""
+
+    def __init__(self, text: str, usable: int = 0) -> None:
+        super().__init__(text)
+        self.usable = usable
+
+
 class Conflict(BackendError):
     pass
 
@@ -36,7 +45,10 @@ class Ambiguous(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank as its launcher sees it. `state`: running, stopped (SIGSTOP), exited."""
+    """One rank as its launcher sees it. `state`: running, stopped (SIGSTOP), exited.
+
+    `error`: the exception that ended it ("Type: text"), from its error file. `ended_at`: UTC seconds.
+    """
 
     rank: int
     node: str
@@ -45,15 +57,22 @@ class RankView:
     step: int = -1
     exit_code: int | None = None
     signal: int | None = None
+    stopped_by_us: bool = False
+    error: str = ""
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node of the job: in use, spare, or lost (its launcher does not answer)."""
+    """One node of the job: in use, spare, lost (its launcher does not answer), or about to go.
+
+    `group`: what fails together with it (rack, switch, power), where the backend knows; empty where it does not.
+    """
 
     name: str
-    state: Literal["active", "spare", "excluded", "lost"]
+    state: Literal["active", "spare", "excluded", "lost", "leaving"]
     slots: int
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +86,10 @@ class Observation:
     ranks: tuple[RankView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     note: str = ""  # what it waits for while it is starting, in the scheduler's words
+    reason: str = ""  # why it ended, in the scheduler's words: NODE_FAIL, OUT_OF_MEMORY, PREEMPTED, TIMEOUT …
+    held: str = ""  # an operator has put it on hold there, and who or why: nothing of ours is started against that
+    nodes_wanted: int = 0  # as its spec says; 0: not known
+    nodes_min: int = 0  # it may run on so few, where there are no more; 0: not
 
     @property
     def step(self) -> int:
@@ -76,7 +99,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Start `attempt` of `job`, not on `excluded_nodes`, resuming from `resume_step` (None: from scratch)."""
+    """Start `attempt` of `job`, not on `excluded_nodes`, resuming from `resume_step` (None: from scratch).
+
+    A node stays excluded for later attempts too, until it stands in `released_nodes`.
+    """
 
     job: str
     attempt: int
@@ -84,13 +110,14 @@ class StartRequest:
     excluded_nodes: tuple[str, ...] = ()
     resume_step: int | None = None
     nodes: int | None = None  # None: as many as the job's spec says
+    released_nodes: tuple[str, ...] = ()  # excluded for an earlier attempt, and no more
 
 
 class Backend(Protocol):
     """Starts, stops and observes the ranks of jobs. One contract suite: tests/contract/test_backend.py.
 
     * `start` twice with the same (job, attempt, token): one set of ranks; with an attempt that is not newer: Conflict;
-      while ranks of an older attempt live: Conflict. Too few nodes: Rejected.
+      while ranks of an older attempt live: Conflict. Too few nodes: TooFewNodes.
     * `start` may return while the attempt is still "starting" (a scheduler takes its time): asked again with the
       same (job, attempt, token) it goes on where it stands.
     * `stop` is idempotent; True only when no rank of that attempt (or an older one) lives any more.

@@ -27,6 +27,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     module: bool = False
     nodes: int = 1
     nproc_per_node: int = 1
+    min_nodes: int = 0  # it may run on so few where there are no more; 0: only on `nodes`
     master_addr: str = "127.0.0.1"
     backend: str = "local"  # who runs it: local, slurm, kubernetes, or one that was installed beside them
 
