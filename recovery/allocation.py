@@ -52,6 +52,7 @@ class AllocationView:
     excluded_nodes: tuple[str, ...] = ()
     down_nodes: tuple[str, ...] = ()  # of `nodes` and of those it had before: the scheduler itself has given them up
     reason: str = ""  # why it waits or has ended, in the scheduler's words
+    held: str = ""  # an operator holds or has suspended it, and how that was told: nothing of ours acts against that
 
 
 class JobRecords(Protocol):
