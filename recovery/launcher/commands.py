@@ -84,6 +84,7 @@ class Commands:
             job=config.job,
             node=config.node,
             slots=config.slots,
+            host=config.host,
             attempt=share.attempt if share else 0,
             token=share.order.token if share else "",
             stop_requested=share.stop_requested if share else False,

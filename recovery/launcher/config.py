@@ -8,9 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from .proof import JobKey
+
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un
 
 ShowOutput = Callable[[bytes], None]  # given whole lines, from a thread of its own; may block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where a launcher listens for other machines, whose callers have the job's key."""
+
+    host: str  # empty: every address of this machine
+    port: int  # 0: any free one
+    key: JobKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +39,8 @@ class LauncherConfig:
     control_socket: Path
     telemetry_socket: Path
     node_file: Path
+    host: str = ""  # how other nodes reach this one
+    listen: Listen | None = None  # for a controller on another machine
     base_env: Mapping[str, str]  # what ranks inherit: the environment of whoever started the job
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # added for every rank
     pin_cpus: bool = False

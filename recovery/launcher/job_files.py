@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from recovery.backend import Conflict
 
 from .protocol import Excluded, JobEnd, JobSpec, NodeFile, Placement
 
@@ -18,13 +23,18 @@ class BrokenJobFile(Exception):
 
 
 class JobFiles:
-    """Reads and writes what outlives a process."""
+    """Reads and writes what outlives a process: `JobRecords` where all who need them share a folder."""
 
     def __init__(self, jobs_folder: Path, job: str) -> None:
         if not job or job in (".", "..") or "/" in job or "\0" in job:
             raise ValueError(f"{job!r} cannot be a job's name: it names a folder")
         self.folder = jobs_folder / job
         self.nodes_folder = self.folder / "nodes"
+
+    @property
+    def token_file(self) -> Path:
+        """What proves to launchers on other machines who asks; 0600."""
+        return self.folder / "token"
 
     def node_file(self, node: str) -> Path:
         return self.nodes_folder / f"{node}.json"
@@ -48,7 +58,13 @@ class JobFiles:
         return read_file(self.folder / "placement.json", Placement)
 
     def write_placement(self, placement: Placement) -> None:
-        write_file(self.folder / "placement.json", placement)
+        """Raises Conflict where a newer attempt, or this one under another token, stands there."""
+        with self._alone():
+            last = self.placement()
+            again = last is not None and (last.attempt, last.token) == (placement.attempt, placement.token)
+            if last is not None and not again and last.attempt >= placement.attempt:
+                raise Conflict(f"attempt {last.attempt} stands in {self.folder}; {placement.attempt} is not newer")
+            write_file(self.folder / "placement.json", placement)
 
     def excluded(self) -> frozenset[str]:
         content = read_file(self.folder / "excluded.json", Excluded)
@@ -61,7 +77,21 @@ class JobFiles:
         return read_file(self.folder / "outcome.json", JobEnd)
 
     def write_end(self, end: JobEnd) -> None:
-        write_file(self.folder / "outcome.json", end)
+        """The first end stays."""
+        with self._alone():
+            if self.end() is None:
+                write_file(self.folder / "outcome.json", end)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One writer at a time, also from other machines where the file system has locks; ends with the process."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
 
 def read_file(path: Path, type_: type[FileContent]) -> FileContent | None:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import selectors
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,13 +19,15 @@ from ingest.events import LAUNCHER_RANK, FaultInjected, Logs, Message, Metrics, 
 from ingest.flight_recorder import Flight
 from ingest.rank_socket import Hello
 
+from .address import TcpAddress
 from .commands import Commands
 from .config import LauncherConfig
-from .control import Control
+from .control import Control, listen_tcp, listen_unix
 from .job_files import BrokenJobFile, read_file, write_file
 from .measures import MEASURE_SECONDS, Measures
 from .outside_faults import OutsideFaults
 from .procfs import start_time_of
+from .proof import LauncherEnd
 from .protocol import NodeFile, RankProcess
 from .publisher import Publisher, dead_letter
 from .rank import LocalRank
@@ -66,10 +69,17 @@ class Launcher:
         self._signals = 0
         self._stop: threading.Event | None = None
         self._due: dict[str, float] = {}
+        self._controls: list[Control] = []
+        self._address = ""  # where it listens for other machines
+        self._turned_away = 0
 
     def run(self, stop: threading.Event | None = None) -> int:
-        """The launcher's life; returns the exit code. Without `stop`, it takes SIGTERM, SIGINT and SIGHUP."""
+        """The launcher's life; returns the exit code. Without `stop`, it takes SIGTERM, SIGINT and SIGHUP.
+
+        Raises CannotListen before anything was started.
+        """
         self._stop = stop
+        listener = self._listen_for_others()  # first: where it cannot, nothing has been started
         self._become_parent()
         self._adopt_fence()
         self._shown.start()
@@ -80,7 +90,7 @@ class Launcher:
             self.config.telemetry_socket, self, self.clock, slots=self.config.slots, watch=self.watch
         )
         self.commands = Commands(self)
-        self._control = Control(self.config.control_socket, self.commands.answer, self.clock, watch=self.watch)
+        self._open_doors(listener)
         self.write_node_file()
         try:
             while not self._done():
@@ -91,6 +101,24 @@ class Launcher:
         finally:
             self._close()
         return 0
+
+    def _listen_for_others(self) -> socket.socket | None:
+        """Raises CannotListen."""
+        config = self.config
+        if config.listen is None:
+            return None
+        listener = listen_tcp(config.listen.host, config.listen.port)
+        self._address = str(TcpAddress(config.host or config.listen.host, listener.getsockname()[1]))
+        return listener
+
+    def _open_doors(self, listener: socket.socket | None) -> None:
+        """The control socket of this machine and, where it is wanted, the one for others."""
+        answer, config = self.commands.answer, self.config
+        self._controls = [Control(listen_unix(config.control_socket), answer, self.clock, watch=self.watch)]
+        if listener is not None and config.listen is not None:
+            key = config.listen.key
+            door = Control(listener, answer, self.clock, watch=self.watch, prove=lambda: LauncherEnd(key, config.node))
+            self._controls.append(door)
 
     # What others of the launcher ask of it
 
@@ -140,6 +168,8 @@ class Launcher:
             else None,
             control_socket=str(config.control_socket),
             telemetry_socket=str(config.telemetry_socket),
+            host=config.host,
+            address=self._address,
             attempt=self.fenced_attempt,
             token=share.order.token if share else "",
             ranks=tuple(rank.process() for rank in share.alive) if share else (),
@@ -200,7 +230,9 @@ class Launcher:
         self.faults.tick()
         if self._is_due("idle", now, 5.0):
             self.telemetry.drop_silent()
-            self._control.drop_idle()
+            for control in self._controls:
+                control.drop_idle()
+            self._tell_strangers()
 
     def _witness(self, share: Share, now: float) -> None:
         """Measure what can be measured; gather evidence of a standstill before anybody stops anything."""
@@ -210,6 +242,13 @@ class Launcher:
             self._round = None
         if self._round is None and not self.commands.waiting and self._stall.is_due(share, now):
             self._round = self.ask_stacks(share, STALL_DEADLINE_SECONDS)
+
+    def _tell_strangers(self) -> None:
+        turned_away = sum(control.turned_away for control in self._controls)
+        if turned_away > self._turned_away:
+            number = turned_away - self._turned_away
+            self.tell_user(f"turned away {number} callers at {self._address} that do not know the job's token")
+            self._turned_away = turned_away
 
     def ask_stacks(self, share: Share, deadline_seconds: float) -> StackRound:
         """Ask all ranks where they stand; who asks looks for the answer."""
@@ -314,8 +353,10 @@ class Launcher:
         if self.share is not None:
             self._see_off(self.share)
             self._beat()
-        self._control.flush(1.0)
-        self._control.close()
+        for control in self._controls:
+            control.flush(1.0)
+            control.close()
+        self.config.control_socket.unlink(missing_ok=True)
         self.telemetry.close()
         if not self._publisher.close(self.config.limits.publish_drain_seconds):
             self.tell_user("the bus did not take the last messages in time; they are lost")

@@ -161,9 +161,9 @@ def test_control_garbage_is_answered_in_words_and_harms_nobody(lab: Lab) -> None
         idle.append(connection)
     for connection in idle:
         connection.close()
-    assert (
-        wait_for(lambda: ask(lab.folder / "node0.c", Observe(), timeout_seconds=5).state, "it answers").node == "node0"
-    )
+    address = f"unix:{path}"
+    seen = wait_for(lambda: ask(address, Observe(), timeout_seconds=5, clock=lab.clock).state, "it answers")
+    assert seen.node == "node0"
 
 
 def test_requests_on_one_connection_are_answered_in_turn(lab: Lab) -> None:

@@ -1,0 +1,230 @@
+"""Jobs whose nodes a scheduler gives: ranks through the launchers of the living allocation, else other nodes.
+
+    start ─► enough usable nodes answer? ── yes ─► first rung: place, write it down, tell the launchers
+                        │ no
+                        └─► second rung: allocation.replace ─► "starting" … asked again: its launchers are up ─► place
+
+Each step is written before it is done, in the records (the placement) or on the allocation (attempt and token), so
+that whoever asks again, after a crash too, goes on where it stands. An older rank is gone when its launcher says
+so, or when the scheduler vouches for its node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from ingest.clock import Clock
+from recovery.allocation import Allocation, AllocationView, LauncherAddress
+from recovery.backend import (
+    Conflict,
+    NodeView,
+    Observation,
+    StartRequest,
+    TooFewNodes,
+    Unavailable,
+)
+from recovery.launcher.protocol import Observe
+
+from .asking import ask_all
+from .in_allocation import InAllocation, KeyOf
+from .launchers import OBSERVE_SECONDS_MAX, JobOutcome, Launchers, excluded_with
+from .view import Answer, Written, view_of
+
+LAUNCHERS_SECONDS_MAX = 60.0  # nodes of a generation that was met just now may have launchers that come up
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What was known of a job when its scheduler answered last."""
+
+    written: Written
+    launchers: tuple[LauncherAddress, ...]
+
+
+class ScheduledBackend:
+    """`Backend` over an `Allocation` and the launchers that run in it."""
+
+    def __init__(self, allocation: Allocation, key_of: KeyOf, clock: Clock, random: Random) -> None:
+        self._allocation = allocation
+        self._key_of = key_of
+        self._clock = clock
+        self._random = random
+        self._remembered: dict[str, Remembered] = {}
+        self._met: dict[str, tuple[int, float]] = {}  # by job: the newest generation that runs, and since when we know
+
+    @property
+    def name(self) -> str:
+        return self._allocation.name
+
+    # Backend
+
+    def observe(self, job: str) -> Observation:
+        """While the scheduler does not answer, what launchers say is enough; Unavailable where nobody does."""
+        view, silence = self._look(job)
+        try:
+            launchers, reach = self._launchers(job)
+            written = launchers.written()
+            if view is not None:
+                self._meet(view)
+                self._remembered[job] = Remembered(written, tuple(reach.addresses()))
+            answers = launchers.look(written)
+        except Unavailable as error:
+            return self._observe_remembered(job, silence or error)
+        if view is None:
+            return self._from_launchers(written, answers, silence)
+        return self._seen(view, written, answers)
+
+    def start(self, request: StartRequest) -> Observation:
+        """Returns at once; "starting" where the scheduler takes its time: ask again with the same request."""
+        launchers, _ = self._launchers(request.job)
+        written = launchers.written()
+        launchers.refuse_ended(written)
+        last = written.placement
+        if last is not None and (last.attempt, last.token) == (request.attempt, request.token):
+            launchers.start_on(written, last)  # asked again: the same ranks on the same nodes
+            return self.observe(request.job)
+        view, silence = self._look(request.job)
+        replacing = view is not None and (view.attempt, view.token) == (request.attempt, request.token)
+        newest = max(last.attempt if last else 0, view.attempt if view and not replacing else 0)
+        if request.attempt <= newest:
+            raise Conflict(f"attempt {newest} of {request.job} was here, {request.attempt} is not newer")
+        if view is not None and view.held:
+            raise Unavailable(f"an operator holds {request.job} ({view.held}); it is started when that is over")
+        answers = launchers.look(written)
+        launchers.confirm_gone(request, answers)
+        if view is None or view.phase == "running":
+            try:
+                placement = launchers.place(request, written, answers)
+            except TooFewNodes:
+                coming = self._coming(view, request, written, answers) if view is not None else []
+                if view is None:
+                    raise silence or Unavailable(f"the scheduler of {request.job} does not answer") from None
+                if coming and replacing:
+                    return self._starting(view, written, answers)
+                if coming:
+                    raise Unavailable(f"launchers of {request.job} come up on {', '.join(coming)}") from None
+                if replacing:
+                    raise
+            else:
+                launchers.start_on(written, placement)
+                return self.observe(request.job)
+        return self._replace(request, written, answers)
+
+    def stop(self, job: str, attempt: int, *, grace_seconds: float, deadline_seconds: float) -> bool:
+        launchers, _ = self._launchers(job)
+        return launchers.stop(attempt, grace_seconds=grace_seconds, deadline_seconds=deadline_seconds)
+
+    def finish(self, job: str, outcome: JobOutcome, reason: str) -> None:
+        launchers, _ = self._launchers(job)
+        self._allocation.release(job, launchers.finish(outcome, reason))
+
+    def collect_evidence(self, job: str, attempt: int, *, deadline_seconds: float) -> dict[int, str]:
+        launchers, _ = self._launchers(job)
+        return launchers.collect_evidence(attempt, deadline_seconds)
+
+    # For the front and the command line
+
+    def submit(self, job: str, *, nodes: int, command: Sequence[str]) -> AllocationView:
+        """Take the first nodes of a job that is registered. See `Allocation.submit`."""
+        return self._allocation.submit(job, nodes=nodes, command=command)
+
+    def inject(self, job: str, rank: int, fault: str, parameters: dict[str, float]) -> str:
+        """Break one rank on purpose; the sentence that says why nothing was done, empty where it was."""
+        launchers, _ = self._launchers(job)
+        return launchers.inject(rank, fault, parameters)
+
+    def wait_for_launchers(self, job: str, deadline_seconds: float) -> bool:
+        """Whether enough launchers for the job answer in time."""
+        launchers, _ = self._launchers(job)
+        return launchers.wait(deadline_seconds)
+
+    # Looking
+
+    def _look(self, job: str) -> tuple[AllocationView | None, Unavailable | None]:
+        try:
+            return self._allocation.look(job), None
+        except Unavailable as error:
+            return None, error
+
+    def _launchers(self, job: str) -> tuple[Launchers, InAllocation]:
+        records = self._allocation.records(job)
+        reach = InAllocation(job, self._allocation, records, self._key_of(job), self._clock, self._random)
+        return Launchers(job, records, reach, self._clock), reach
+
+    def _observe_remembered(self, job: str, silence: Unavailable) -> Observation:
+        """The scheduler and its records do not answer: ask the launchers that were known last."""
+        last = self._remembered.get(job)
+        if last is None:
+            raise silence
+        reach = InAllocation(job, self._allocation, None, self._key_of(job), self._clock, self._random)
+        reach.remember(last.launchers)
+        answers = ask_all(reach, last.written, Observe(), OBSERVE_SECONDS_MAX)
+        return self._from_launchers(last.written, answers, silence)
+
+    def _from_launchers(self, written: Written, answers: Sequence[Answer], silence: Unavailable | None) -> Observation:
+        """What launchers alone say: an observation as long as one of them answers, and none knows more than we do."""
+        states = [answer.state for answer in answers if answer.state is not None]
+        attempt = written.placement.attempt if written.placement is not None else 0
+        if not states or any(state.attempt > attempt for state in states):
+            raise silence or Unavailable(f"neither the scheduler nor any launcher of {written.spec.job} answers")
+        seen = view_of(written, answers)
+        return replace(seen, note=f"the scheduler does not answer: {silence}" if silence else seen.note)
+
+    def _seen(self, view: AllocationView, written: Written, answers: Sequence[Answer]) -> Observation:
+        """Launchers' answers under the scheduler's own view, which may be a step ahead of the records."""
+        seen = view_of(written, answers)
+        here = {node.name for node in seen.nodes}
+        without = [
+            NodeView(node, "excluded" if node in written.excluded else "lost", written.spec.nproc_per_node)
+            for node in view.nodes
+            if node not in here
+        ]
+        reason = "" if view.phase in ("running", "pending") else view.reason
+        seen = replace(seen, nodes=(*seen.nodes, *without), held=view.held, reason=reason)
+        if view.attempt > seen.attempt and written.end is None:  # other nodes are on their way for it
+            note = view.reason or f"the allocation is {view.phase}"
+            return replace(seen, attempt=view.attempt, token=view.token, phase="starting", ranks=(), note=note)
+        return seen
+
+    # Other nodes
+
+    def _replace(self, request: StartRequest, written: Written, answers: Sequence[Answer]) -> Observation:
+        excluded = excluded_with(request, written)
+        records = self._allocation.records(request.job)
+        if excluded != written.excluded:
+            records.write_excluded(excluded)
+        view = self._allocation.replace(
+            request.job, attempt=request.attempt, token=request.token, excluded_nodes=sorted(excluded)
+        )
+        return self._starting(view, replace(written, excluded=excluded), answers)
+
+    def _starting(self, view: AllocationView, written: Written, answers: Sequence[Answer]) -> Observation:
+        answering = sum(answer.reply is not None for answer in answers)
+        if view.phase == "running":
+            note = f"{answering} of {len(view.nodes)} launchers answer"
+        else:
+            note = view.reason or f"the allocation is {view.phase}"
+        seen = view_of(written, answers)
+        return replace(seen, attempt=view.attempt, token=view.token, phase="starting", ranks=(), note=note)
+
+    def _coming(
+        self, view: AllocationView, request: StartRequest, written: Written, answers: Sequence[Answer]
+    ) -> list[str]:
+        """Nodes of the allocation whose launchers may still come up: for a while after we met this generation, and
+        always while it is the one that was asked for."""
+        replacing = (view.attempt, view.token) == (request.attempt, request.token)
+        if not replacing and self._clock.monotonic() - self._meet(view) > LAUNCHERS_SECONDS_MAX:
+            return []
+        silent = set(view.nodes) - {answer.node for answer in answers if answer.reply is not None}
+        return sorted(silent - set(view.down_nodes) - excluded_with(request, written))
+
+    def _meet(self, view: AllocationView) -> float:
+        """Since when (monotonic) we have known that this generation runs."""
+        now = self._clock.monotonic()
+        generation, since = self._met.get(view.job, (-1, now))
+        if view.phase != "running" or generation == view.generation:
+            return since
+        self._met[view.job] = (view.generation, now)
+        return now
