@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -97,7 +98,8 @@ def told_tally(counts: Tally) -> dict[str, float | int]:
     """A tally in a form that JSON can carry."""
     return {
         "recall": counts.recall, "culprit": counts.culprit, "f1": counts.f1, "false_per_1k": counts.false_per_1k,
-        "delay_p50_seconds": counts.delay(0.5), "delay_p90_seconds": counts.delay(0.9), "faults": counts.faults,
+        "delay_p50_seconds": counts.delay(0.5), "delay_p90_seconds": counts.delay(0.9),
+        "half_found_seconds": counts.found_within(0.5), "faults": counts.faults,
         "found": counts.found, "false": counts.false, "clean_steps": counts.clean_steps,
     }  # fmt: skip
 
@@ -174,7 +176,8 @@ def _methods_table(rows: Mapping[str, tuple[Tally, Tally]], runs: Sequence[Fault
     kinds = {label.kind for run in runs for label in run.labels}
     table = _table(
         f"{len(runs)} runs, {len(kinds)} kinds of faults; all faults, then those that show in step times",
-        "method", "recall", "culprit", "F1", "false/1k", "delay", "recall", "culprit", "F1", "delay",
+        "method", "recall", "culprit", "F1", "false/1k", "delay", "half by",
+        "recall", "culprit", "F1", "delay", "half by",
     )  # fmt: skip
     for name, (all_, timed) in rows.items():
         table.add_row(
@@ -183,10 +186,14 @@ def _methods_table(rows: Mapping[str, tuple[Tally, Tally]], runs: Sequence[Fault
     return table
 
 
-def tally_cells(counts: Tally) -> tuple[str, str, str, str, str]:
-    """Recall, culprit, F1, false per 1,000 clean steps, median delay, as a person reads them."""
+def tally_cells(counts: Tally) -> tuple[str, str, str, str, str, str]:
+    """Recall, culprit, F1, false per 1,000 clean steps, median delay of those found, and when half of all are found."""
     delay = f"{counts.delay(0.5):.1f} s" if counts.delays else "-"
-    return _share(counts.recall), _share(counts.culprit), f"{counts.f1:.2f}", f"{counts.false_per_1k:.2f}", delay
+    half = counts.found_within(0.5)
+    return (
+        _share(counts.recall), _share(counts.culprit), f"{counts.f1:.2f}", f"{counts.false_per_1k:.2f}", delay,
+        f"{half:.1f} s" if math.isfinite(half) else "never",
+    )  # fmt: skip
 
 
 def _share(value: float) -> str:

@@ -15,6 +15,8 @@ import numpy as np
 
 from detectors.verdict import Culprit, FaultClass, Verdict
 
+from .scoring import shared_delay
+
 TOLERANCE_SECONDS = 5.0
 EARLY_SECONDS = 0.05  # a label is stamped just before the fault, by another process
 
@@ -201,6 +203,13 @@ class Tally:
     def delay(self, quantile: float) -> float:
         """Seconds from the onset to the first word of a right class; NaN where nothing was found."""
         return float(np.quantile(self.delays, quantile)) if self.delays else float("nan")
+
+    def found_within(self, share: float) -> float:
+        """Seconds within which this share of *all* faults is told; infinite where it never is.
+
+        Unlike `delay` it does not become better by missing the faults that are hard to see.
+        """
+        return shared_delay(self.delays, self.faults, share)
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(

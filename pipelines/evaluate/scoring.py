@@ -7,6 +7,7 @@ whole event, and random scores would look good (Kim et al., AAAI 2022).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -34,6 +35,14 @@ class Span(NamedTuple):
 
     def overlaps(self, other: Span) -> bool:
         return self.start <= other.end and other.start <= self.end
+
+
+def shared_delay(delays: Sequence[float], asked: int, share: float) -> float:
+    """The delay within which `share` of all that was `asked` for is found, a missed one being never found."""
+    needed = math.ceil(share * asked)
+    if not needed:
+        return float("nan")
+    return float(sorted(delays)[needed - 1]) if len(delays) >= needed else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,10 @@ class EventScore:
     def delay(self, quantile: float = 0.5) -> float:
         """Rows; NaN where nothing was found."""
         return float(np.quantile(self.delays, quantile)) if self.delays else float("nan")
+
+    def found_within(self, share: float = 0.5) -> float:
+        """Rows within which this share of *all* events is found; infinite where it never is."""
+        return shared_delay(self.delays, self.events, share)
 
     def __add__(self, other: EventScore) -> EventScore:
         return EventScore(

@@ -118,7 +118,7 @@ def methods_table(dataset: str, scores: dict[str, MethodScore]) -> Table:
         pad_edge=False,
     )
     table.add_column("method", no_wrap=True)
-    for name in ("F1", "precision", "recall", "false/day", "delay", "open", "VUS-PR", "HitRate"):
+    for name in ("F1", "precision", "recall", "false/day", "delay", "half by", "open", "VUS-PR", "HitRate"):
         table.add_column(name, justify="right", no_wrap=True)
     for method, score in scores.items():
         table.add_row(method, *cells(score), style="bold" if method == OURS else None)
@@ -130,10 +130,17 @@ def cells(score: MethodScore) -> Sequence[str]:
     events = score.events
     numbers = [
         (events.f1, "{:.3f}"), (events.precision, "{:.2f}"), (events.recall, "{:.2f}"),
-        (events.false_per_day, "{:.3f}"), (events.delay(), "{:.0f}"), (100.0 * events.alarmed_share, "{:.1f} %"),
+        (events.false_per_day, "{:.3f}"), (events.delay(), "{:.0f}"), (events.found_within(), "{:.0f}"),
+        (100.0 * events.alarmed_share, "{:.1f} %"),
         (_mean(score.vus_pr), "{:.3f}"), (_mean(score.hit_rates), "{:.2f}"),
     ]  # fmt: skip
-    return ["–" if math.isnan(value) else form.format(value) for value, form in numbers]
+    return [_cell(value, form) for value, form in numbers]
+
+
+def _cell(value: float, form: str) -> str:
+    if math.isnan(value):
+        return "–"
+    return form.format(value) if math.isfinite(value) else "never"
 
 
 def told(score: MethodScore) -> dict[str, float | int | None]:
@@ -142,10 +149,11 @@ def told(score: MethodScore) -> dict[str, float | int | None]:
     found: dict[str, float | int] = {
         "event_f1": events.f1, "precision": events.precision, "recall": events.recall,
         "false_per_day": events.false_per_day, "delay_p50_rows": events.delay(), "delay_p90_rows": events.delay(0.9),
+        "half_found_rows": events.found_within(),
         "alarmed_share": events.alarmed_share, "vus_pr": _mean(score.vus_pr), "hit_rate": _mean(score.hit_rates),
         "events": events.events, "found": events.found, "alarms": events.alarms, "false": events.false,
     }  # fmt: skip
-    return {name: None if math.isnan(value) else value for name, value in found.items()}
+    return {name: None if not math.isfinite(value) else value for name, value in found.items()}
 
 
 def _mean(values: Iterable[float]) -> float:

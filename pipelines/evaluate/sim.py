@@ -174,7 +174,7 @@ def _table(title: str, *columns: str) -> Table:
 
 def _sizes_table(asked: Mapping[int, Tally]) -> Table:
     table = _table("Simulated jobs, faults of 10 % and more", "ranks", "faults", "recall", "culprit", "F1", "false/1k",
-                   "delay")  # fmt: skip
+                   "delay", "half by")  # fmt: skip
     for ranks, counts in asked.items():
         table.add_row(f"{ranks:,}", str(counts.faults), *tally_cells(counts))
     return table
@@ -185,7 +185,7 @@ def _methods(asked: Mapping[int, Tally], others: Mapping[str, Tally]) -> tuple[T
         return ()
     table = _table(
         f"Faults that show in step times, at most {BASELINE_RANKS_MAX} ranks",
-        "method", "recall", "culprit", "F1", "false/1k", "delay",
+        "method", "recall", "culprit", "F1", "false/1k", "delay", "half by",
     )  # fmt: skip
     for name, counts in others.items():
         table.add_row(name, *tally_cells(counts))

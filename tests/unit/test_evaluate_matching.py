@@ -140,3 +140,9 @@ def test_counts_add_up() -> None:
     assert both.f1 == pytest.approx(0.5)
     assert math.isnan(Tally().recall)
     assert Tally().f1 == 0.0
+
+
+def test_half_of_all_faults_are_found_by_a_time_that_missing_the_hard_ones_does_not_improve() -> None:
+    assert Tally(faults=4, found=3, delays=(1.0, 9.0, 2.0)).found_within(0.5) == 2.0
+    assert Tally(faults=4, found=1, delays=(0.1,)).found_within(0.5) == math.inf
+    assert math.isnan(Tally().found_within(0.5))
