@@ -191,14 +191,13 @@ class ScheduledBackend:
     # Other nodes
 
     def _replace(self, request: StartRequest, written: Written, answers: Sequence[Answer]) -> Observation:
-        excluded = excluded_with(request, written)
-        records = self._allocation.records(request.job)
-        if excluded != written.excluded:
-            records.write_excluded(excluded)
         view = self._allocation.replace(
-            request.job, attempt=request.attempt, token=request.token, excluded_nodes=sorted(excluded)
+            request.job,
+            attempt=request.attempt,
+            token=request.token,
+            excluded_nodes=sorted(excluded_with(request, written)),  # written down when the new nodes are placed
         )
-        return self._starting(view, replace(written, excluded=excluded), answers)
+        return self._starting(view, written, answers)
 
     def _starting(self, view: AllocationView, written: Written, answers: Sequence[Answer]) -> Observation:
         answering = sum(answer.reply is not None for answer in answers)
