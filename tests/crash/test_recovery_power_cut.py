@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.bench_recovery import measure_replayed_restarts
+from pipelines.bench_recovery.replays import measure_replayed_restarts
 from recovery.backends.memory import MemoryBackend
 from tests.recovery_world import JOB, QUICK, Cuts, World, verdict
 

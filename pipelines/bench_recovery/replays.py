@@ -10,6 +10,8 @@ from pathlib import Path
 
 from detectors.verdict import Culprit, Verdict
 from ingest.clock import Clock, SystemClock
+from pipelines.bench_recovery.outcome import Outcome, Task, Tell
+from pipelines.figures import Figure
 from recovery.backend import NoCheckpoints, StartRequest
 from recovery.backends.simulated import Gate, SimulatedBackend
 from recovery.calls import Result
@@ -24,6 +26,13 @@ LIFE_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.005
 DELIVERED = "delivered"  # a file that says: this life has taken in all its replays
 BATCH = 10  # replays in one commit
+
+
+def measure_replays(task: Task, tell: Tell) -> Outcome:
+    """The figure of this group."""
+    tell(f"{task.replays} deliveries of one verdict, kill -9 at {len(KILLED_AT)} places")
+    restarts = measure_replayed_restarts(task.folder, task.replays)
+    return Outcome([Figure("recovery.replayed_restarts", restarts, "restarts", n=task.replays)])
 
 
 def measure_replayed_restarts(folder: Path, replays: int = 1000) -> int:
@@ -60,7 +69,7 @@ def measure_replayed_restarts(folder: Path, replays: int = 1000) -> int:
 
 
 def _begin_life(folder: Path, replays: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "pipelines.bench_recovery", str(folder), str(replays)])
+    return subprocess.Popen([sys.executable, "-m", "pipelines.bench_recovery.replays", str(folder), str(replays)])
 
 
 def _wait_for(condition: Callable[[], bool], gate: Gate, life: subprocess.Popen[bytes], clock: Clock) -> None:
