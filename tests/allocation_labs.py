@@ -7,60 +7,16 @@ submitted; four nodes are free. Its command sleeps.
 from __future__ import annotations
 
 import itertools
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingest.clock import SystemClock
-from recovery.allocation import Allocation, AllocationView
 from recovery.backends.simulated_allocation import SimulatedAllocation
 from recovery.launcher.protocol import JobSpec
-
-WAIT_SECONDS_MAX = 60.0  # only catches a dead test
-SLEEP_COMMAND = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
-
-
-@dataclass
-class AllocationWorld:
-    """One job on one scheduler."""
-
-    job: str
-    allocation: Allocation
-    anew: Callable[[], Allocation]  # as a controller sees it that was started just now
-    take_down: Callable[[str], None] | None = None  # the scheduler gives a node up; None: cannot be done here
-    bring_up: Callable[[str], None] = lambda node: None
-    nodes: int = 2
-    command: tuple[str, ...] = SLEEP_COMMAND
-
-    def submit(self) -> AllocationView:
-        self.allocation.submit(self.job, nodes=self.nodes, command=self.command)
-        return self.running()
-
-    def replace(self, attempt: int, *excluded: str, token: str = "") -> AllocationView:
-        """Replace, and go on until other nodes are there."""
-        token = token or f"token-{attempt}"
-        return self.wait(
-            lambda view: view.phase == "running" and view.attempt == attempt,
-            lambda: self.allocation.replace(self.job, attempt=attempt, token=token, excluded_nodes=excluded),
-        )
-
-    def running(self) -> AllocationView:
-        return self.wait(lambda view: view.phase == "running" and len(view.nodes) == self.nodes)
-
-    def wait(
-        self, condition: Callable[[AllocationView], bool], do: Callable[[], object] = lambda: None
-    ) -> AllocationView:
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while True:
-            do()
-            view = self.allocation.look(self.job)
-            if condition(view):
-                return view
-            assert time.monotonic() < deadline, view
-            time.sleep(0.02)
+from tests.allocation_world import AllocationWorld, Lab
+from tests.slurm_worlds import fake_slurm_jobs, real_slurm_jobs
 
 
 @dataclass
@@ -87,4 +43,8 @@ def simulated_lab(folder: Path) -> Iterator[SimulatedLab]:
 
 
 # name: folder → a lab with `world()`; the suite enters both
-LABS: dict[str, Callable[[Path], AbstractContextManager[SimulatedLab]]] = {"simulated": simulated_lab}
+LABS: dict[str, Callable[[Path], AbstractContextManager[Lab]]] = {
+    "simulated": simulated_lab,
+    "slurm": real_slurm_jobs,
+    "slurm-fake": fake_slurm_jobs,
+}

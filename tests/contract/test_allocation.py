@@ -10,7 +10,8 @@ import pytest
 from ingest.events import RankPlace
 from recovery.backend import Conflict, Rejected
 from recovery.launcher.protocol import JobEnd, Placement
-from tests.allocation_labs import LABS, AllocationWorld
+from tests.allocation_labs import LABS
+from tests.allocation_world import AllocationWorld
 
 END = JobEnd(outcome="failed", reason="for the test", at=1_790_000_000.0)
 
