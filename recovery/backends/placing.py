@@ -14,11 +14,12 @@ def choose_nodes(last: Sequence[str], usable: Sequence[str], wanted: int) -> tup
     are wanted than there were, those of the places that fall away are fresh too, after all others.
     """
     places = last[:wanted]
-    fallen = [node for node in last[wanted:] if node in usable]
-    fresh = iter([*(node for node in usable if node not in last), *fallen])
+    can, before = frozenset(usable), frozenset(last)
+    fallen = [node for node in last[wanted:] if node in can]
+    fresh = iter([*(node for node in usable if node not in before), *fallen])
     chosen: list[str] = []
     for position in range(wanted):
-        keeps = position < len(places) and places[position] in usable
+        keeps = position < len(places) and places[position] in can
         node = places[position] if keeps else next(fresh, None)
         if node is None:
             return None
