@@ -24,10 +24,10 @@ from detectors.ranks.finding import Finding
 from detectors.ranks.findings import condition_of
 from detectors.roster import Roster
 from detectors.silence.hang import any_stopped, look_for_hang, look_for_stopped
-from detectors.silence.liveness import all_speak, exit_clue, look_for_lost_node, node_suspect
+from detectors.silence.liveness import all_speak, exit_clue, look_for_lost_node, node_suspect, notice_clue
 from detectors.steps import StepMatrix
 from detectors.verdict import Verdict
-from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics, NodeHeartbeat, RankExited
+from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics, NodeHeartbeat, RankExited, StopNotice
 
 TICK_SECONDS = 0.25
 GAP_TICKS_MAX = 2400  # of a longer silence only the end is looked at
@@ -134,6 +134,8 @@ class JobDetector:
         elif isinstance(message, RankExited) and message.rank >= 0:
             clue = exit_clue(message, place, attempt.roster, self.rules)
             attempt.clues += [clue] if clue is not None else []
+        elif isinstance(message, StopNotice):
+            attempt.clues.append(notice_clue(message, place))
 
     def use_rules(self, rules: RuleBook) -> None:
         """Other log rules, from the next tick on."""

@@ -16,9 +16,9 @@ from ingest.events import MESSAGE_TYPES, Topic
 FaultClass = Literal[
     "straggler", "rank_lost", "node_lost", "hang", "nan", "numeric", "gpu_lost", "gpu_ecc", "nvlink_error",
     "network_error", "cuda_error", "illegal_memory_access", "oom", "host_oom", "storage_error", "disk_full",
-    "data_stall", "contended_node", "job_slow", "start_failure", "preempted", "user_error", "collective_timeout",
-    "loss_spike", "divergence", "regime_change", "memory_growth", "throttled", "link_degraded", "checkpoint_failed",
-    "telemetry_gap", "warning", "unknown",
+    "data_stall", "contended_node", "job_slow", "start_failure", "preempted", "planned", "user_error",
+    "collective_timeout", "loss_spike", "divergence", "regime_change", "memory_growth", "throttled", "link_degraded",
+    "checkpoint_failed", "telemetry_gap", "warning", "unknown",
 ]  # fmt: skip
 Severity = Literal["info", "warning", "error", "critical"]
 Advice = Literal["none", "notify", "restart_in_place", "restart_exclude_node", "rollback_restart", "stop"]

@@ -198,6 +198,14 @@ class AttemptEnded(Message, frozen=True, kw_only=True):
     outcome: Literal["finished", "failed", "stopped"]
 
 
+class StopNotice(Message, frozen=True, kw_only=True):
+    """A node is taken away on purpose (SIGTERM to its launcher: walltime, preemption, maintenance); its ranks have
+    `grace_seconds` to end. What their peers say afterwards is its consequence."""
+
+    reason: str = ""
+    grace_seconds: float = 0.0
+
+
 class NodeHeartbeat(Message, frozen=True, kw_only=True):
     """The launcher lives, and everything it received before `at` has been published: its watermark."""
 
@@ -236,6 +244,7 @@ MESSAGE_TYPES: Mapping[str, tuple[Topic, type[Message]]] = {
     "rank_stacks.v1": ("events", RankStacks),
     "rank_exited.v1": ("events", RankExited),
     "attempt_ended.v1": ("events", AttemptEnded),
+    "stop_notice.v1": ("events", StopNotice),
     "node_heartbeat.v1": ("events", NodeHeartbeat),
     "checkpoint.v1": ("events", CheckpointEvent),
     "fault_injected.v1": ("events", FaultInjected),

@@ -10,9 +10,17 @@ import msgspec
 from detectors.verdict import VERDICT_TYPES
 from ingest.events import Topic
 
-Verb = Literal["notify", "restart", "exclude_and_restart", "stop", "hold", "ignore"]
+Verb = Literal[
+    "notify", "restart", "exclude_and_restart", "stop", "hold", "ignore",  # what the policy decides
+    "resume", "unexclude",  # what only a person asks for
+]  # fmt: skip
 Mode = Literal["observe", "approve", "auto"]
-Outcome = Literal["done", "failed", "ambiguous", "awaiting_approval", "observed"]
+Outcome = Literal["done", "failed", "ambiguous", "awaiting_approval", "observed", "waiting"]
+CommandVerb = Literal[
+    "acknowledge", "mute", "approve", "reject", "feedback",  # of an incident
+    "hold", "resume", "abort", "unexclude",  # of a job
+]  # fmt: skip
+JOB_VERBS: tuple[CommandVerb, ...] = ("hold", "resume", "abort", "unexclude")
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +36,9 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     verdict_revision: int
     fault_class: str
     rule: str  # the policy row that decided, and why in words
-    excluded_nodes: tuple[str, ...] = ()
+    rung: str = ""  # of the ladder: in_place, spare, exclude, exclude_group, older_checkpoint
+    excluded_nodes: tuple[str, ...] = ()  # put into quarantine
+    spared_nodes: tuple[str, ...] = ()  # their ranks go to spares, without blame
     next_attempt: int | None = None
     resume_step: int | None = None  # None with a restart: from scratch
     resume_tier: str = ""  # memory, memory+peer, peer, memory+disk, disk
@@ -73,18 +83,20 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asks of an incident: acknowledge, mute, approve a plan, or say whether the verdict was right."""
+    """What a person asks of an incident (acknowledge, mute, approve a plan, say whether the verdict was right), or of
+    a job as a whole: hold, resume, abort, unexclude a node. `incident_id` is empty where the job is meant."""
 
     command_id: str
     job: str
     at: float
-    verb: Literal["acknowledge", "mute", "approve", "reject", "feedback"]
+    verb: CommandVerb
     incident_id: str
     author: str
     plan_hash: str = ""
     feedback: Literal["", "true_positive", "false_positive", "unknown"] = ""
     note: str = ""
     until: float | None = None
+    node: str = ""  # for unexclude
 
     @property
     def message_id(self) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 
 class BackendError(Exception):
@@ -90,6 +90,7 @@ class Observation:
     held: str = ""  # an operator has put it on hold there, and who or why: nothing of ours is started against that
     nodes_wanted: int = 0  # as its spec says; 0: not known
     nodes_min: int = 0  # it may run on so few, where there are no more; 0: not
+    ended: bool = False  # its end is written down (`finish`): whatever its ranks did, nothing starts any more
 
     @property
     def step(self) -> int:
@@ -163,6 +164,15 @@ class CheckpointCatalog(Protocol):
 
         A later attempt trains the same steps anew, and what it saves of them is good.
         """
+        ...
+
+
+@runtime_checkable
+class PersistingCatalog(Protocol):
+    """A catalog that can also have what memory holds written to disk, before nodes go away on purpose."""
+
+    def persist_newest(self, job: str, *, deadline_seconds: float) -> str:
+        """Wait until what is sealed in memory is on disk; empty, or in a sentence what is not and why."""
         ...
 
 

@@ -17,11 +17,14 @@ from .backend import (
     CheckpointCatalog,
     CheckpointChoice,
     Observation,
+    PersistingCatalog,
     Rejected,
     StartRequest,
+    TooFewNodes,
 )
 from .backends.placing import choose_nodes
-from .policy import Plan
+from .lease import ControllerLease
+from .plan import Plan
 from .policy_config import PolicyConfig
 from .store_schema import Rejection
 
@@ -61,6 +64,31 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Starting:
+    """The new attempt is on its way: its scheduler takes its time, or launchers come up. Ask again."""
+
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Too few nodes can be used now, and nothing was started. `wanted`, `least`: as the job's spec says; 0: unknown."""
+
+    text: str
+    usable: int = 0
+    wanted: int = 0
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A job that runs on fewer nodes than it wants, and the newest step it could be restarted from."""
+
+    observation: Observation
+    choice: CheckpointChoice | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobOver:
     """The job has finished by itself."""
 
@@ -96,16 +124,23 @@ class Unanswered:
     text: str
 
 
-Result = Seen | Stopped | Chosen | Started | JobOver | Overtaken | OlderAlive | Done | Refused | Unanswered
+Result = (
+    Seen | Stopped | Chosen | Started | Starting | Short | Grown
+    | JobOver | Overtaken | OlderAlive | Done | Refused | Unanswered
+)  # fmt: skip
 Call = Callable[[], Result]
 
 
-def guarded(call: Call) -> Call:
-    """The same call with its errors as values."""
+def guarded(call: Call, lease: ControllerLease) -> Call:
+    """The same call with its errors as values; not made by a controller that has lost its lease meanwhile."""
 
     def guarded_call() -> Result:
+        if not lease.is_ours():
+            return Unanswered("the lease of this controller has run out, so nothing was asked")
         try:
             return call()
+        except TooFewNodes as error:
+            return Short(str(error), error.usable)
         except Rejected as error:
             return Refused(str(error))
         except BackendError as error:
@@ -121,15 +156,42 @@ def look(backend: Backend, job: str) -> Result:
     return Seen(backend.observe(job))
 
 
-def stop_attempt(backend: Backend, job: str, attempt: int, *, evidence: bool, config: PolicyConfig) -> Result:
-    """Stacks first, where they are wanted: a rank that is gone tells nothing. No answer is evidence too."""
+def look_to_grow(backend: Backend, catalog: CheckpointCatalog, job: str) -> Result:
+    """The job, and what its ranks could resume from where they are now."""
+    observation = backend.observe(job)
+    places = sorted((rank.rank, rank.node) for rank in observation.ranks)
+    return Grown(observation, catalog.newest_complete(job, before_step=None, places=places) if places else None)
+
+
+def look_for_nodes(backend: Backend, job: str, old_attempt: int) -> Result:
+    """The job and its nodes while it waits for capacity, or why its successor must not be started any more."""
+    observation = backend.observe(job)
+    obstacle = _obstacle(observation, old_attempt)
+    return obstacle if obstacle is not None else Seen(observation)
+
+
+def stop_attempt(
+    backend: Backend,
+    job: str,
+    attempt: int,
+    *,
+    evidence: bool,
+    config: PolicyConfig,
+    persist: PersistingCatalog | None = None,
+) -> Result:
+    """Stacks first, where they are wanted: a rank that is gone tells nothing. No answer is evidence too.
+
+    `persist`: before a planned stop what memory holds is brought to disk; that it was not is a note, no obstacle.
+    """
     stacks: dict[int, str] = {}
     note = ""
+    if persist is not None:
+        note = _persisted(persist, job, config)
     if evidence:
         try:
             stacks = backend.collect_evidence(job, attempt, deadline_seconds=config.evidence_seconds_max)
         except BackendError as error:
-            note = f"no stacks: {error}"  # evidence is welcome, the stop is needed
+            note = f"{note}no stacks: {error}"  # evidence is welcome, the stop is needed
     stacks = {rank: text[:STACK_CHARACTERS_MAX] for rank, text in stacks.items()}
     try:
         gone = backend.stop(
@@ -145,6 +207,14 @@ def stop_attempt(backend: Backend, job: str, attempt: int, *, evidence: bool, co
     return Stopped(gone, stacks, note)
 
 
+def _persisted(catalog: PersistingCatalog, job: str, config: PolicyConfig) -> str:
+    try:
+        missing = catalog.persist_newest(job, deadline_seconds=config.persist_seconds_max)
+    except BackendError as error:
+        missing = str(error)
+    return f"memory is not all on disk: {missing}; " if missing else "memory is on disk; "
+
+
 def choose_checkpoint(
     backend: Backend,
     catalog: CheckpointCatalog,
@@ -154,25 +224,37 @@ def choose_checkpoint(
     plan: Plan,
     excluded: Sequence[str],
     last_places: Sequence[tuple[int, str]],
+    nodes: int | None = None,
 ) -> Result:
-    """Reject what is bad, then the newest step that every rank can load where it is going to run."""
+    """Reject what is bad, then the newest step that every rank can load where it is going to run.
+
+    `nodes`: how many it runs on, where that are fewer than it wants.
+    """
     observation = backend.observe(job)
     obstacle = _obstacle(observation, attempt)
     if obstacle is not None:
         return obstacle
     if plan.before_step is not None:
         catalog.reject_from(job, plan.before_step, attempt, f"{plan.fault_class}, verdict {plan.verdict_id}")
-    places = predicted_places(observation, excluded, last_places)
-    return Chosen(plan, observation, catalog.newest_complete(job, before_step=plan.before_step, places=places))
+    places = predicted_places(observation, excluded, last_places, nodes)
+    return Chosen(plan, observation, catalog.newest_complete(job, before_step=plan.resumes_below, places=places))
 
 
 def start_attempt(backend: Backend, request: StartRequest, old_attempt: int) -> Result:
     """Start it unless it runs already; exactly one set of ranks whatever happened to an earlier try."""
     observation = backend.observe(request.job)
     if (observation.attempt, observation.token) == (request.attempt, request.token):
-        return Started(observation)
-    obstacle = _obstacle(observation, old_attempt)
-    return obstacle if obstacle is not None else Started(backend.start(request))
+        if observation.phase != "starting":
+            return Started(observation)
+    else:
+        obstacle = _obstacle(observation, old_attempt)
+        if obstacle is not None:
+            return obstacle
+    try:
+        after = backend.start(request)
+    except TooFewNodes as error:
+        return Short(str(error), error.usable, observation.nodes_wanted, observation.nodes_min)
+    return Starting(after) if after.phase == "starting" else Started(after)
 
 
 def finish_job(backend: Backend, job: str, outcome: Literal["finished", "failed", "stopped"], reason: str) -> Result:
@@ -186,27 +268,29 @@ def reject_checkpoints(catalog: CheckpointCatalog, rejection: Rejection) -> Resu
 
 
 def predicted_places(
-    observation: Observation, excluded: Sequence[str], last_places: Sequence[tuple[int, str]]
+    observation: Observation,
+    excluded: Sequence[str],
+    last_places: Sequence[tuple[int, str]],
+    nodes: int | None = None,
 ) -> list[tuple[int, str]]:
     """(rank, node) as the backend will place them: survivors keep their ranks, spares fill the gaps."""
     pairs = [(rank.rank, rank.node) for rank in observation.ranks] or list(last_places)
-    last: list[str] = []
-    for _, node in sorted(pairs):
-        if node not in last:
-            last.append(node)
+    last = list(dict.fromkeys(node for _, node in sorted(pairs)))
+    out = frozenset(excluded)
     usable = [
-        node.name for node in observation.nodes if node.state in ("active", "spare") and node.name not in excluded
+        node.name for node in observation.nodes if node.state in ("active", "spare") and node.name not in out
     ]
-    chosen = choose_nodes(last, usable, len(last))
-    if chosen is None:
+    wanted = nodes or observation.nodes_wanted or len(last)
+    chosen = choose_nodes(last, usable, wanted)
+    if chosen is None or not last:
         return sorted(pairs)  # too few nodes: the start will say so
-    moved = dict(zip(last, chosen, strict=True))
-    return sorted((rank, moved[node]) for rank, node in pairs)
+    per_node = len(pairs) // len(last)
+    return [(rank, chosen[rank // per_node]) for rank in range(per_node * wanted)]
 
 
 def _obstacle(observation: Observation, old_attempt: int) -> Result | None:
     """Why the successor of `old_attempt` must not be started now."""
-    if observation.phase == "finished":
+    if observation.phase == "finished" or observation.ended:
         return JobOver()
     if observation.attempt > old_attempt:
         return Overtaken(observation.attempt)

@@ -1,6 +1,6 @@
 """The controller: takes verdicts and commands in durably, drives every incident, never waits for a backend.
 
-    accept* → (commit the offset) → tick: answers of calls → new entries → incidents' next calls → outbox
+    accept* → (commit the offset) → tick: answers of calls → new entries → incidents' next calls → looks → outbox
 
 `tick` is called often and returns at once; calls run in `workers`, one per job at a time. All state that
 matters is in the store, so a new life needs nothing but the file: `reconcile` says what it found there.
@@ -15,22 +15,30 @@ from detectors.verdict import Verdict
 
 from .action import Command
 from .backend import Backend, CheckpointCatalog
-from .calls import OlderAlive, Result, Unanswered, guarded, reject_checkpoints
-from .incident import ACTING, DRIVEN, Event
+from .calls import OlderAlive, Result, Starting, Unanswered, guarded, reject_checkpoints
+from .incident import ACTING, DRIVEN, SAFE_TO_HOLD, WAITS_LONG, Event
 from .journal import Journal
-from .policy import Plan, retry_seconds
+from .lease import ControllerLease, OwnHost
+from .orders import Orders
+from .plan import Plan
+from .policy import retry_seconds
 from .policy_config import PolicyConfig
 from .routing import BATCH_MAX, Router
 from .steps import Steps
 from .store import RecoveryStore, Waiting
 from .store_schema import IncidentRow, Rejection
+from .watch import Jobs, Watch, Watched
 from .workers import Workers
 
 UNANSWERED_TO_TELL = 2  # a single lost answer is nobody's concern
+STARTING_POLL_SECONDS = 0.2  # while a scheduler or launchers bring an attempt up
 
 
 class Controller:
-    """See the module. One thread calls everything here; `random` jitters waits and makes tokens."""
+    """See the module. One thread calls everything here; `random` jitters waits and makes tokens.
+
+    `jobs`: those to look at without a verdict; `lease`: who may act, where controllers of several hosts might.
+    """
 
     def __init__(
         self,
@@ -40,15 +48,22 @@ class Controller:
         config: PolicyConfig,
         random: Random,
         workers: Workers[Result],
+        *,
+        jobs: Jobs = tuple,
+        lease: ControllerLease | None = None,
     ) -> None:
         self._store = store
         self._catalog = catalog
         self._config = config
         self._random = random
         self._workers = workers
+        self._lease = lease or OwnHost(store.epoch)
         self._router = Router(store, config)
-        self._steps = Steps(store, backend, catalog, config, random, Journal(store, self._router))
-        self._asked: dict[str, IncidentRow | Rejection] = {}  # by job: whom the call that is out belongs to
+        journal = Journal(store, self._router)
+        self._steps = Steps(store, backend, catalog, config, random, journal)
+        self._orders = Orders(store, self._router, journal, self._steps.decisions)
+        self._watch = Watch(store, backend, catalog, journal, self._steps.exits, config, jobs)
+        self._asked: dict[str, IncidentRow | Rejection | Watched] = {}  # by job: whom the call that is out belongs to
         self._unanswered: dict[str, int] = {}  # by incident: calls in a row without an answer
         self._not_before: dict[str, float] = {}  # by incident: when it may ask again
 
@@ -71,7 +86,7 @@ class Controller:
     # out
 
     def pending_messages(self, limit: int = 500) -> list[Waiting]:
-        """Actions, receipts and incidents that nobody has published yet, in order."""
+        """Actions, receipts, incidents and verdicts of our own that nobody has published yet, in order."""
         return self._store.waiting(limit)
 
     def mark_published(self, seqs: Sequence[int]) -> None:
@@ -86,18 +101,31 @@ class Controller:
         return [incident for incident in self._store.unfinished() if incident.state in DRIVEN]
 
     def tick(self, now: float) -> None:
-        """One round; never blocks, never raises for what a backend does. StoreError: stop at once."""
+        """One round; never blocks, never raises for what a backend does. StoreError: stop at once.
+
+        Without the lease nothing is decided and nobody is asked; what comes in is kept for whoever has it next.
+        """
+        if not self._lease.is_ours():
+            return
         self._take_answers(now)
         self._file_new(now)
-        driven = [incident for incident in self._store.unfinished() if incident.state in DRIVEN]
+        unfinished = self._store.unfinished()
+        driven = [incident for incident in unfinished if incident.state in DRIVEN]
         # A job has one call out at a time, and whoever does something to it goes before who only watches it.
         for incident in sorted(driven, key=lambda one: one.state not in ACTING):
             self._drive(incident, now)
+        for incident in unfinished:
+            self._remind(incident, now)
         for rejection in self._store.open_rejections():
             self._reject(rejection, now)
+        for job in self._watch.due(now):
+            if not self._workers.busy(job) and self._workers.submit(
+                job, guarded(self._watch.call(job, now), self._lease)
+            ):
+                self._asked[job] = Watched(job)
 
     def idle(self) -> bool:
-        """Nothing to do before the next verdict, command, or the end of a wait."""
+        """Nothing to do before the next verdict, command, look, or the end of a wait."""
         return not self._asked and not any(one.state in DRIVEN for one in self._store.unfinished())
 
     def wait(self, seconds: float) -> bool:
@@ -118,10 +146,15 @@ class Controller:
             for entry in entries:
                 self._router.file(entry, now)
             for seq, command in commands:
-                self._router.obey(seq, command, now)
+                self._orders.obey(seq, command, now)
 
     def _drive(self, incident: IncidentRow, now: float) -> None:
         """Let time do what it does to this incident, then ask what its state asks."""
+        if incident.state in SAFE_TO_HOLD:
+            held = self._store.job(incident.job).held
+            if held:
+                self._move(incident, "hold", f"{held}; `transom resume` goes on", now)
+                return
         if incident.state == "coalescing":
             if now < incident.due_at or self._router.must_wait(incident):
                 return
@@ -138,10 +171,18 @@ class Controller:
             return
         if now < self._not_before.get(incident.incident_id, 0.0) or self._workers.busy(incident.job):
             return
-        if self._workers.submit(incident.job, guarded(self._steps.call(incident))):
+        if self._workers.submit(incident.job, guarded(self._steps.call(incident), self._lease)):
             self._asked[incident.job] = incident
             if incident.state == "probation":
                 self._not_before[incident.incident_id] = now + self._config.probation_poll_seconds
+
+    def _remind(self, incident: IncidentRow, now: float) -> None:
+        """People are told again of what waits for them, or for nodes, and has waited long."""
+        told_at = max(incident.due_at, incident.entered_at)
+        if incident.state not in WAITS_LONG or now - told_at < self._config.held_again_seconds:
+            return
+        hours = (now - incident.entered_at) / 3600
+        self._move(incident, "reminded", f"{incident.state.replace('_', ' ')} for {hours:.1f} h", now)
 
     def _decide_now(self, incident: IncidentRow, now: float) -> bool:
         with self._store.transaction():
@@ -156,12 +197,17 @@ class Controller:
         if now < self._not_before.get(key, 0.0) or self._workers.busy(rejection.job):
             return
         catalog = self._catalog
-        if self._workers.submit(rejection.job, guarded(lambda: reject_checkpoints(catalog, rejection))):
+        call = guarded(lambda: reject_checkpoints(catalog, rejection), self._lease)
+        if self._workers.submit(rejection.job, call):
             self._asked[rejection.job] = rejection
 
     def _take_answers(self, now: float) -> None:
         for job, result in self._workers.take():
             asked = self._asked.pop(job)
+            if isinstance(asked, Watched):
+                with self._store.transaction():
+                    self._watch.seen(job, result, now)
+                continue
             if isinstance(asked, Rejection):
                 self._rejected(asked, result, now)
                 continue
@@ -184,7 +230,11 @@ class Controller:
         if before.state == "probation":
             return
         self._not_before.pop(before.incident_id, None)
-        if after.state == before.state or isinstance(result, OlderAlive):
+        if isinstance(result, Starting):
+            self._not_before[before.incident_id] = now + STARTING_POLL_SECONDS
+        elif after.state == "waiting_capacity":
+            self._not_before[before.incident_id] = now + self._config.capacity_seconds
+        elif after.state == before.state or isinstance(result, OlderAlive):
             self._not_before[before.incident_id] = now + retry_seconds(1, self._config, self._random.random())
 
     def _wait_for(self, incident: IncidentRow, text: str, now: float) -> None:

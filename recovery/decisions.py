@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 
 from .backend import Observation
 from .calls import Refused, Result, Seen
+from .incident import Event
 from .journal import Journal, action_of
-from .policy import Counters, JobSnapshot, Plan, decide
+from .nodes import adopt, keep_away
+from .plan import JobSnapshot, Plan
+from .policy import decide
 from .policy_config import PolicyConfig
 from .store import RecoveryStore
 from .store_schema import IncidentRow, IntentRow
@@ -31,12 +34,11 @@ class Decisions:
 
     def plan(self, incident: IncidentRow, observation: Observation | None, now: float) -> Plan | None:
         """What the policy says about this incident; None where detection has closed all of it."""
-        store, job = self.store, self.store.job(incident.job)
+        store, job, config = self.store, self.store.job(incident.job), self.config
         verdicts = [one for one in store.verdicts_of(incident.incident_id) if one.status == "open"]
         if not verdicts:
             return None
-        attempts = store.attempts(incident.job)
-        started = [one for one in attempts if one.started_at is not None]
+        started = [one for one in store.attempts(incident.job) if one.started_at is not None]
         newest = started[-1] if started else None
         attempt = max(observation.attempt if observation else 0, newest.attempt if newest else 0)
         mine = newest if newest is not None and newest.attempt == attempt else None
@@ -48,15 +50,11 @@ class Decisions:
             restarted=bool(started),
             started_at=mine.started_at if mine else None,
             resume_step=mine.resume_step if mine else None,
+            nodes=mine.nodes if mine else 0,
+            held=job.held,
         )
-        since = now - self.config.restarts_window_seconds
-        counters = Counters(
-            restarts_in_window=sum(one.persisted_at >= since for one in attempts),
-            no_progress=job.no_progress,
-            startup_failures=job.startup_failures,
-            furthest_step=job.furthest_step,
-        )
-        return decide(verdicts, snapshot, counters, self.config, now, incident.approved_hash)
+        counters = store.counters(incident.job, now, config.restarts_window_seconds, config.strikes_window_seconds)
+        return decide(verdicts, snapshot, counters, config, now, incident.approved_hash)
 
     def decided(self, incident: IncidentRow, result: Result, now: float) -> None:
         if isinstance(result, Refused):
@@ -67,6 +65,7 @@ class Decisions:
         observation = result.observation
         if observation.phase == "finished":
             self.journal.job_over(incident.job, "finished", "", now, but=incident.incident_id)
+        adopt(self.store, observation, now)
         self.journal.attempt_runs(incident.job, observation.attempt, now, but=incident.incident_id)
         self._act_on(incident, self.plan(incident, observation, now), now)
 
@@ -106,7 +105,7 @@ class Decisions:
             due_at = now + self.config.approval_seconds_max
             store.move(incident, "propose", plan.rule, now, due_at=due_at)
         elif plan.verb == "stop":
-            self._begin_stop(incident, plan, now)
+            self.begin_stop(incident, plan, "failed", now)
         else:
             self._begin_restart(incident, plan, now)
 
@@ -114,7 +113,7 @@ class Decisions:
         store, job = self.store, self.store.job(incident.job)
         action_id = self.journal.new_action_id(incident, plan.verb)
         store.save_intent(IntentRow(action_id, incident.incident_id, incident.job, incident.attempt, "stopping", now))
-        store.exclude(incident.job, plan.excluded_nodes, plan.verdict_id, now)
+        keep_away(store, self.config, incident.job, plan, now)
         furthest = max(job.furthest_step, plan.reached_step)
         counted = replace(
             job,
@@ -125,12 +124,16 @@ class Decisions:
         store.save_job(counted)
         store.move(replace(incident, action_id=action_id), "restart", plan.rule, now)
 
-    def _begin_stop(self, incident: IncidentRow, plan: Plan, now: float) -> None:
-        """Terminal before the backend is told, so that nothing can start the job in between."""
+    def begin_stop(self, incident: IncidentRow, plan: Plan, outcome: str, now: float) -> None:
+        """Terminal before the backend is told, so that nothing can start the job in between.
+
+        `outcome`: failed by the policy, or stopped by a person (from `open`).
+        """
         action_id = self.journal.new_action_id(incident, plan.verb)
         self.store.save_intent(
             IntentRow(action_id, incident.incident_id, incident.job, incident.attempt, "finishing", now)
         )
-        self.journal.job_over(incident.job, "failed", plan.reason, now, but=incident.incident_id)
+        self.journal.job_over(incident.job, outcome, plan.reason, now, but=incident.incident_id)
         self.store.append(action_of(action_id, incident, plan, plan.mode, now))
-        self.store.move(replace(incident, action_id=action_id), "stop", plan.rule, now)
+        event: Event = "abort" if incident.state == "open" else "stop"
+        self.store.move(replace(incident, action_id=action_id, plan=plan), event, plan.rule, now)

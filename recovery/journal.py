@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .action import Action, Mode, Outcome, Receipt, Verb
+from .action import Action, Command, Mode, Outcome, Receipt, Verb
+from .calls import JobOver, OlderAlive, Overtaken, Result
 from .incident import Event, allows
-from .policy import Plan
+from .plan import Plan
 from .routing import Router, ignored
 from .store import RecoveryStore
 from .store_schema import IncidentRow, IntentRow
@@ -77,6 +78,21 @@ class Journal:
         self.receipt(incident, "failed", why, now)
         self.close(incident, event, why, now)
 
+    def overtaken(self, incident: IncidentRow, result: Result, now: float) -> bool:
+        """The three answers that say: not now, or no more."""
+        if isinstance(result, JobOver):
+            self.receipt(incident, "done", "the job had finished by itself; nothing was started", now)
+            self.job_over(incident.job, "finished", "", now)
+        elif isinstance(result, Overtaken):
+            text = f"attempt {result.attempt} was started by somebody else; nothing was done"
+            self.receipt(incident, "failed", text, now)
+            self.close(incident, "attempt_over", text, now)
+        elif isinstance(result, OlderAlive):
+            self.store.move(incident, "older_alive", "ranks of the old attempt live after all", now)
+        else:
+            return False
+        return True
+
     def job_over(self, job: str, outcome: str, why: str, now: float, but: str = "") -> None:
         """Terminal stays terminal: mark the job, and close every other incident that this ends."""
         known = self.store.job(job)
@@ -89,7 +105,7 @@ class Journal:
     def attempt_runs(self, job: str, attempt: int, now: float, but: str = "") -> None:
         """`attempt` runs: incidents of older ones that wait for people or for detection are over."""
         for other in self.store.unfinished(job):
-            waits = other.state in ("notified", "awaiting_approval", "held")
+            waits = other.state in ("notified", "awaiting_approval", "held", "exited")
             if waits and other.incident_id != but and other.attempt < attempt:
                 self.close(other, "attempt_over", f"attempt {attempt} runs", now)
 
@@ -99,6 +115,15 @@ class Journal:
             if other.state == "probation" and other.attempt < incident.attempt:
                 cause = f"attempt {incident.attempt} failed in its probation: {plan.fault_class}"
                 self.close(other, "failed_again", cause, now)
+
+    def of_person(self, command: Command, verb: Verb, rule: str, outcome: Outcome, text: str, now: float) -> None:
+        """The audit row of what a person asked of a whole job, and what came of it."""
+        attempt = max((one.attempt for one in self.store.attempts(command.job)), default=0)
+        action_id = f"{command.job}/{attempt}/{verb}/{command.command_id}"
+        row = IncidentRow("", command.job, attempt, "open", 0, now, now, now, action_id)
+        plan = Plan(verb, "auto", "", "", 0, rule)
+        self.store.append(action_of(action_id, row, plan, "auto", now))
+        self.receipt(row, outcome, text, now)
 
 
 def action_of(action_id: str, incident: IncidentRow, plan: Plan, mode: Mode, now: float) -> Action:
@@ -114,7 +139,9 @@ def action_of(action_id: str, incident: IncidentRow, plan: Plan, mode: Mode, now
         verdict_revision=plan.verdict_revision,
         fault_class=plan.fault_class,
         rule=plan.rule,
+        rung=plan.rung,
         excluded_nodes=plan.excluded_nodes,
+        spared_nodes=plan.spared_nodes,
         reject_from_step=plan.before_step,
         plan_hash=plan.plan_hash,
     )
@@ -133,7 +160,9 @@ def action_of_start(intent: IntentRow, incident: IncidentRow, plan: Plan, now: f
         verdict_revision=plan.verdict_revision,
         fault_class=plan.fault_class,
         rule=plan.rule,
+        rung=plan.rung,
         excluded_nodes=plan.excluded_nodes,
+        spared_nodes=plan.spared_nodes,
         next_attempt=intent.next_attempt,
         resume_step=intent.resume_step,
         resume_tier=intent.resume_tier,

@@ -1,4 +1,4 @@
-"""Which incident a new verdict or command belongs to: the first look at everything that comes in.
+"""Which incident a new verdict belongs to: the first look at everything that detection says.
 
 One incident per cause and at most one in hand per job: what comes about an attempt that is already being
 dealt with joins that incident, what comes about an attempt that is over can no longer restart anything.
@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from detectors.verdict import Verdict
 
-from .action import Action, Command
+from .action import Action
 from .incident import ACTING, IN_HAND, TERMINAL, allows
+from .nodes import quarantine
 from .policy import stale_effects
 from .policy_config import PolicyConfig, effective_verb
 from .store import Entry, RecoveryStore
@@ -22,7 +23,7 @@ BATCH_MAX = 200  # inbox entries in one transaction
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Files inbox entries and commands; every method runs inside a transaction of the caller."""
+    """Files inbox entries; every method runs inside a transaction of the caller."""
 
     store: RecoveryStore
     config: PolicyConfig
@@ -53,6 +54,8 @@ class Router:
         incident = self.store.open_incident(verdict.verdict_id, verdict.job, verdict.attempt, now)
         self.store.file_verdict(entry.seq, "opened", incident.incident_id)
         waits_for = self.acting_on(verdict.job) if self._acts(verdict) else None
+        if self._acts(verdict):
+            self._explain(verdict, now)
         if waits_for is not None:
             cause = f"{verdict.fault_class}; waits until {waits_for.incident_id} is done"
             self.store.move(incident, "unsettled", cause, now)
@@ -61,6 +64,12 @@ class Router:
         else:
             cause = f"{verdict.fault_class}, not settled: {verdict.summary}"
             self.store.move(incident, "unsettled", cause, now, due_at=now + self.config.coalesce_seconds_max)
+
+    def _explain(self, verdict: Verdict, now: float) -> None:
+        """Detection knows more of this end than its exits tell: recovery's own incident about it is over."""
+        for other in self.store.unfinished(verdict.job):
+            if other.state == "exited" and other.attempt == verdict.attempt:
+                self.store.move(other, "explained", f"{verdict.fault_class}: {verdict.summary}", now)
 
     def _join(self, entry: Entry, incident: IncidentRow, now: float, how: str) -> None:
         """Add the verdict to an incident that is not over; wake it if that changes what to do."""
@@ -102,7 +111,8 @@ class Router:
     def apply_stale(self, verdict: Verdict, now: float) -> str:
         """Keep what an outdated verdict is still good for; in words, empty where that is nothing."""
         nodes, step = stale_effects(verdict, self.config)
-        self.store.exclude(verdict.job, nodes, verdict.verdict_id, now)
+        why = f"{verdict.fault_class} of attempt {verdict.attempt}"
+        quarantine(self.store, self.config, verdict.job, nodes, verdict.verdict_id, why, now)
         if step is not None:
             why = f"{verdict.fault_class}, verdict {verdict.verdict_id}"
             self.store.reject(Rejection(verdict.job, step, verdict.attempt, why, verdict.verdict_id))
@@ -151,35 +161,6 @@ class Router:
             verdict.culprits,
             verdict.first_bad_step,
         )
-
-    def obey(self, seq: int, command: Command, now: float) -> None:
-        """A person's approval or rejection; the other commands are the ledger's business and only noted."""
-        if command.verb not in ("approve", "reject"):
-            self.store.file_command(seq, "noted")
-            return
-        known = self.store.incident_of_verdict(command.incident_id) or command.incident_id
-        incident = self.store.incident(known)
-        if incident is None or not allows(incident.state, "approved"):
-            state = "unknown here" if incident is None else incident.state
-            self.store.file_command(seq, f"refused: incident {command.incident_id} is {state}")
-            return
-        wanted = incident.plan.plan_hash if incident.plan is not None else ""
-        if command.verb == "reject":
-            self.store.file_command(seq, "rejected")
-            self.store.move(incident, "rejected", f"{command.author} rejected the plan: {command.note}", now)
-        elif not wanted or command.plan_hash != wanted:
-            asked, is_ = command.plan_hash[:12] or "none", wanted[:12] or "none"
-            why = f"{command.author} approved plan {asked}, the plan is {is_}"
-            self.store.file_command(seq, f"refused: {why}")
-            self.store.move(incident, "refused", why, now, due_at=incident.due_at)
-        elif self.acting_on(incident.job) is not None:
-            why = f"{command.author} approved, but the job is being recovered for another incident"
-            self.store.file_command(seq, f"refused: {why}")
-            self.store.move(incident, "refused", why, now, due_at=incident.due_at)
-        else:
-            self.store.file_command(seq, "approved")
-            approved = replace(incident, approved_hash=wanted)
-            self.store.move(approved, "approved", f"approved by {command.author}", now)
 
 
 def ignored(verdict: Verdict, why: str, now: float) -> Action:

@@ -1,7 +1,7 @@
 """One step of an incident: which call it waits for, and what the answer makes of it.
 
 Every answer is one transaction: the transition, the intent, the counters and the messages. What the next call
-does is therefore always on disk before it is made.
+does is therefore always on disk before it is made. What comes of a start stands in `launching.py`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from .backend import Backend, CheckpointCatalog, StartRequest
+from .backend import Backend, CheckpointCatalog, PersistingCatalog, StartRequest
 from .calls import (
     Call,
     Chosen,
     Done,
-    JobOver,
-    OlderAlive,
-    Overtaken,
     Refused,
     Result,
-    Seen,
-    Started,
     Stopped,
     choose_checkpoint,
     finish_job,
     look,
+    look_for_nodes,
     start_attempt,
     stop_attempt,
 )
 from .decisions import Decisions
+from .exits import Exits
 from .journal import Journal, action_of_start
-from .policy import Plan, backoff_seconds, strengthen
+from .launching import Launching
+from .nodes import keep_away
+from .plan import Plan
+from .policy import backoff_seconds, strengthen
 from .policy_config import PolicyConfig
 from .store import RecoveryStore
-from .store_schema import AttemptRow, IncidentRow, Place
+from .store_schema import AttemptRow, IncidentRow, IntentRow
 
 
 class Steps:
@@ -55,32 +55,49 @@ class Steps:
         self._config = config
         self._random = random
         self._journal = journal
+        self._launching = Launching(store, journal, config)
         self.decisions = Decisions(store, journal, config)
+        self.exits = Exits(store, journal, config)
 
     # the call of a state
 
     def call(self, incident: IncidentRow) -> Call:
         """What an incident in this state waits for, ready to run in another thread: it touches no store."""
-        backend, config, job = self._backend, self._config, incident.job
-        if incident.state in ("deciding", "probation"):
+        backend, job = self._backend, incident.job
+        if incident.state in ("deciding", "exited", "probation"):
             return lambda: look(backend, job)
         if incident.state == "finishing":
             outcome, reason = self._store.job(job).outcome, self._store.job(job).reason
             return lambda: finish_job(backend, job, "stopped" if outcome == "stopped" else "failed", reason)
+        if incident.state == "waiting_capacity":
+            return lambda: look_for_nodes(backend, job, incident.attempt)
         plan, intent = self._journal.under_way(incident)
-        if incident.state == "stopping":
-            evidence = plan.collect_evidence and not intent.note
-            return lambda: stop_attempt(backend, job, incident.attempt, evidence=evidence, config=config)
+        if incident.state in ("stopping", "fence_failed"):
+            return self._stop_call(incident, plan, intent)
         if incident.state == "selecting":
-            return self._choice_call(incident, plan)
+            return self._choice_call(incident, plan, intent)
         assert incident.state == "starting"
         assert intent.next_attempt is not None
-        request = StartRequest(job, intent.next_attempt, intent.token, intent.excluded, intent.resume_step)
+        request = StartRequest(
+            job, intent.next_attempt, intent.token, intent.excluded, intent.resume_step, intent.nodes, intent.released
+        )
         return lambda: start_attempt(backend, request, incident.attempt)
 
-    def _choice_call(self, incident: IncidentRow, plan: Plan) -> Call:
+    def _stop_call(self, incident: IncidentRow, plan: Plan, intent: IntentRow) -> Call:
+        backend, config, first = self._backend, self._config, not intent.note
+        persists = first and plan.budget == "planned" and isinstance(self._catalog, PersistingCatalog)
+        catalog = self._catalog if persists and isinstance(self._catalog, PersistingCatalog) else None
+        return lambda: stop_attempt(
+            backend,
+            incident.job,
+            incident.attempt,
+            evidence=plan.collect_evidence and first,
+            config=config,
+            persist=catalog,
+        )
+
+    def _choice_call(self, incident: IncidentRow, plan: Plan, intent: IntentRow) -> Call:
         plan = self._strengthened(incident, plan)
-        excluded = sorted({*self._store.excluded(incident.job), *plan.excluded_nodes})
         places = [
             (place.rank, place.node)
             for attempt in self._store.attempts(incident.job)
@@ -88,6 +105,7 @@ class Steps:
             for place in attempt.places
         ]
         backend, catalog = self._backend, self._catalog
+        excluded = sorted({*intent.excluded, *plan.avoided_nodes})
         return lambda: choose_checkpoint(
             backend,
             catalog,
@@ -96,6 +114,7 @@ class Steps:
             plan=plan,
             excluded=excluded,
             last_places=places,
+            nodes=intent.nodes,
         )
 
     def _strengthened(self, incident: IncidentRow, plan: Plan) -> Plan:
@@ -109,10 +128,13 @@ class Steps:
         """Apply what a call returned; Unanswered never comes here, it changes nothing."""
         by_state: dict[str, Callable[[IncidentRow, Result, float], None]] = {
             "deciding": self.decisions.decided,
+            "exited": self.exits.looked,
             "stopping": self._stopped,
+            "fence_failed": self._stopped,
             "selecting": self._selected,
-            "starting": self._started,
-            "probation": self._watched,
+            "waiting_capacity": self._launching.waited,
+            "starting": self._launching.started,
+            "probation": self._launching.watched,
             "finishing": self._finished,
         }
         by_state[incident.state](incident, result, now)
@@ -120,14 +142,15 @@ class Steps:
     def unanswered(self, incident: IncidentRow, text: str, now: float) -> None:
         """People are told that a backend does not answer; nothing is concluded from it."""
         cause = f"no clear answer from the backend, which proves nothing; asking on: {text}"
-        if incident.state in ("stopping", "starting", "finishing"):
+        if incident.state in ("stopping", "fence_failed", "starting", "finishing"):
             self._journal.receipt(incident, "ambiguous", cause, now)
-        self._store.move(incident, "unreachable", cause, now, due_at=incident.due_at)
+        if incident.state != "exited":
+            self._store.move(incident, "unreachable", cause, now, due_at=incident.due_at)
 
     def _stopped(self, incident: IncidentRow, result: Result, now: float) -> None:
         plan, intent = self._journal.under_way(incident)
         if isinstance(result, Refused):
-            self._journal.hold(incident, "not_gone", f"the old attempt cannot be stopped: {result.text}", now)
+            self._not_gone(incident, f"the old attempt cannot be stopped: {result.text}", now, patience=0.0)
             return
         assert isinstance(result, Stopped)
         self._store.save_stacks(incident.job, incident.attempt, result.stacks, now)
@@ -136,22 +159,33 @@ class Steps:
             answered = ", ".join(str(rank) for rank in sorted(result.stacks)) or "none"
             note = f"stacks of ranks: {answered}"
         if not result.gone:
-            waited = now - incident.entered_at
             self._store.save_intent(replace(intent, note=note))
-            if waited > self._config.stop_seconds_max:
-                why = f"ranks of attempt {incident.attempt} may still live {waited:.0f} s after the stop"
-                self._journal.hold(incident, "not_gone", why, now)
+            waited = now - incident.entered_at
+            why = f"ranks of attempt {incident.attempt} may still live {waited:.0f} s after the stop"
+            self._not_gone(incident, why, now, patience=self._config.stop_seconds_max)
             return
-        self._store.save_intent(replace(intent, phase="stopped", note=note))
+        # What is away when the old attempt is gone is away for the next one, and named so in the choice and the start.
+        excluded = self._store.excluded(incident.job, now)
+        self._store.save_intent(replace(intent, phase="stopped", note=note, excluded=excluded))
         delay = backoff_seconds(plan, self._config, self._random.random())
-        if delay > 0.0:
+        if delay > 0.0 and incident.state == "stopping":
             cause = f"attempt {incident.attempt} is gone; the next start waits {delay:.1f} s"
             self._store.move(incident, "gone_but_early", cause, now, due_at=now + delay)
         else:
             self._store.move(incident, "gone", f"attempt {incident.attempt} is gone", now)
 
+    def _not_gone(self, incident: IncidentRow, why: str, now: float, *, patience: float) -> None:
+        """First people are told and the stop is asked for on and on; then it is their turn."""
+        waited = now - incident.entered_at
+        if incident.state == "fence_failed":
+            if patience == 0.0 or waited > self._config.fence_seconds_max:
+                self._journal.hold(incident, "not_gone", f"{why}; nothing is started beside them", now)
+        elif patience == 0.0 or waited > patience:
+            self._journal.receipt(incident, "failed", f"{why}; asking on", now)
+            self._store.move(incident, "not_gone", why, now)
+
     def _selected(self, incident: IncidentRow, result: Result, now: float) -> None:
-        if self._overtaken(incident, result, now):
+        if self._journal.overtaken(incident, result, now):
             return
         store, (decided, intent) = self._store, self._journal.under_way(incident)
         if isinstance(result, Refused):
@@ -163,13 +197,17 @@ class Steps:
             self._journal.hold(incident, "no_checkpoint", why, now)
             return
         plan, attempts = result.plan, store.attempts(incident.job)
-        if plan != self._strengthened(incident, decided):
-            return  # a verdict came while the catalog was asked: ask again, with it
+        keep_away(store, self._config, incident.job, plan, now)
+        excluded = store.excluded(incident.job, now)
+        asked_without = {*intent.excluded, *plan.avoided_nodes}
+        if plan != self._strengthened(incident, decided) or set(excluded) != asked_without:
+            # A verdict came, or a quarantine ended, while the catalog was asked: ask again, with it.
+            store.save_intent(replace(intent, excluded=excluded))
+            return
         next_attempt = 1 + max([result.observation.attempt, incident.attempt, *(a.attempt for a in attempts)])
         token = f"{self._random.getrandbits(64):016x}"
         step = result.choice.step if result.choice else None
         tier = result.choice.tier if result.choice else ""
-        store.exclude(incident.job, plan.excluded_nodes, plan.verdict_id, now)
         chosen = replace(
             intent,
             phase="starting",
@@ -177,59 +215,21 @@ class Steps:
             next_attempt=next_attempt,
             resume_step=step,
             resume_tier=tier,
-            excluded=store.excluded(incident.job),
+            excluded=excluded,
+            released=store.released(incident.job, now),
         )
         store.save_intent(chosen)
-        store.save_attempt(AttemptRow(incident.job, next_attempt, token, now, None, step))
+        store.save_attempt(
+            AttemptRow(
+                incident.job, next_attempt, token, now, None, step,
+                budget=plan.budget, cause=plan.cause, nodes=intent.nodes or 0,
+            )
+        )  # fmt: skip
         incident = replace(incident, plan=plan)
         store.append(action_of_start(chosen, incident, plan, now))
         where = f"step {step} from {tier}" if step is not None else "the beginning"
-        store.move(incident, "selected", f"attempt {next_attempt} resumes from {where}", now)
-
-    def _started(self, incident: IncidentRow, result: Result, now: float) -> None:
-        if self._overtaken(incident, result, now):
-            return
-        store, (_, intent) = self._store, self._journal.under_way(incident)
-        assert intent.next_attempt is not None
-        if isinstance(result, Refused):
-            self._journal.hold(incident, "start_rejected", f"the start was refused: {result.text}", now)
-            return
-        assert isinstance(result, Started)
-        places = tuple(Place(rank.rank, rank.node) for rank in result.observation.ranks)
-        row = next(one for one in store.attempts(incident.job) if one.attempt == intent.next_attempt)
-        store.save_attempt(replace(row, started_at=now, places=places))
-        store.save_intent(replace(intent, phase="started"))
-        text = f"attempt {intent.next_attempt} was started" + (f"; {intent.note}" if intent.note else "")
-        self._journal.receipt(incident, "done", text, now, intent.next_attempt)
-        store.move(incident, "started", text, now)
-        self._journal.attempt_runs(incident.job, intent.next_attempt, now, but=incident.incident_id)
-
-    def _watched(self, incident: IncidentRow, result: Result, now: float) -> None:
-        """Probation: steady after enough steps and enough time; a failure is told by a verdict, not by us."""
-        _, intent = self._journal.under_way(incident)
-        assert intent.next_attempt is not None
-        if isinstance(result, Refused):
-            self._journal.close(incident, "attempt_over", f"the job is gone: {result.text}", now)
-            return
-        assert isinstance(result, Seen)
-        observation, waited = result.observation, now - incident.entered_at
-        if observation.phase == "finished":
-            self._journal.job_over(incident.job, "finished", "", now)
-            return
-        if observation.attempt > intent.next_attempt:
-            self._journal.close(incident, "attempt_over", f"attempt {observation.attempt} was started", now)
-            return
-        job, resumed = self._store.job(incident.job), intent.resume_step or 0
-        if observation.step >= resumed + self._config.probation_steps:
-            if waited >= self._config.probation_seconds:
-                furthest = max(job.furthest_step, observation.step)
-                cause = f"step {observation.step}, resumed from {resumed}; furthest so far {furthest}"
-                self._journal.close(incident, "steady", cause, now)
-        elif waited > self._config.probation_seconds_max and observation.step < 0:
-            self._journal.close(incident, "steady", f"runs for {waited:.0f} s; it reports no steps", now)
-        elif waited > self._config.probation_seconds_max:
-            cause = f"step {observation.step} after {waited:.0f} s, resumed from {resumed}"
-            self._journal.close(incident, "stuck", cause, now)
+        fewer = f" on {intent.nodes} nodes" if intent.nodes else ""
+        store.move(incident, "selected", f"attempt {next_attempt} resumes from {where}{fewer}", now)
 
     def _finished(self, incident: IncidentRow, result: Result, now: float) -> None:
         """Refused: the backend knows no such job any more, which is what we wanted."""
@@ -238,18 +238,3 @@ class Steps:
         note = "" if isinstance(result, Done) else f" ({result.text})"
         self._journal.receipt(incident, "done", f"the job was stopped{note}: {plan.reason}", now)
         self._journal.close(incident, "budget_spent_and_ended" if plan.budget_spent else "ended", plan.reason, now)
-
-    def _overtaken(self, incident: IncidentRow, result: Result, now: float) -> bool:
-        """The three answers that say: not now, or no more."""
-        if isinstance(result, JobOver):
-            self._journal.receipt(incident, "done", "the job had finished by itself; nothing was started", now)
-            self._journal.job_over(incident.job, "finished", "", now)
-        elif isinstance(result, Overtaken):
-            text = f"attempt {result.attempt} was started by somebody else; nothing was done"
-            self._journal.receipt(incident, "failed", text, now)
-            self._journal.close(incident, "attempt_over", text, now)
-        elif isinstance(result, OlderAlive):
-            self._store.move(incident, "older_alive", "ranks of the old attempt live after all", now)
-        else:
-            return False
-        return True

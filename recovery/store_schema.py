@@ -1,4 +1,4 @@
-"""The tables of recovery.sqlite, and the rows as values."""
+"""The tables of recovery.sqlite, version by version, and the rows as values."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Literal
 
 import msgspec
 
+from detectors.verdict import Verdict
+
 from .action import Action, Incident, Receipt
 from .incident import State
-from .policy import Plan
+from .plan import Plan
+from .policy_rows import Budget
 
-SCHEMA_VERSION = 1
-SCHEMA = """
+_FIRST = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE inbox (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, verdict_id TEXT NOT NULL, revision INTEGER NOT NULL,
@@ -57,13 +59,41 @@ CREATE TABLE outbox (
     published INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX outbox_waiting ON outbox (seq) WHERE published = 0;
 """
+# Budgets by class, quarantine that ends, holds of people, jobs that run on fewer nodes than they want. Exclusions
+# knew no end before: they are given the day that they would have had, and backends have been told of them.
+_SECOND = """
+ALTER TABLE attempts ADD COLUMN budget TEXT NOT NULL DEFAULT 'infra';
+ALTER TABLE attempts ADD COLUMN cause TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempts ADD COLUMN nodes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE intents ADD COLUMN nodes INTEGER;
+ALTER TABLE intents ADD COLUMN released BLOB NOT NULL DEFAULT '[]';
+ALTER TABLE jobs ADD COLUMN held TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN breaker_reset_at REAL NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN nodes_wanted INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE exclusions ADD COLUMN until REAL NOT NULL DEFAULT 0;
+ALTER TABLE exclusions ADD COLUMN reason TEXT NOT NULL DEFAULT '';
+ALTER TABLE exclusions ADD COLUMN rest INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE exclusions ADD COLUMN told INTEGER NOT NULL DEFAULT 0;
+UPDATE exclusions SET until = at + 86400, reason = 'excluded before exclusions had reasons', told = 1;
+CREATE TABLE strikes (
+    job TEXT NOT NULL, node TEXT NOT NULL, at REAL NOT NULL, verdict_id TEXT NOT NULL,
+    PRIMARY KEY (job, node, verdict_id));
+CREATE TABLE quarantines (
+    job TEXT NOT NULL, node TEXT NOT NULL, at REAL NOT NULL, verdict_id TEXT NOT NULL,
+    PRIMARY KEY (job, node, verdict_id));
+INSERT INTO quarantines SELECT job, node, at, verdict_id FROM exclusions;
+"""
+# What brings a file from one version to the next; a new file goes through all of them.
+SCHEMA_STEPS: tuple[str, ...] = (_FIRST, _SECOND)
+SCHEMA_VERSION = len(SCHEMA_STEPS)
 
 Phase = Literal["stopping", "stopped", "starting", "started", "finishing", "closed"]
-OutboxMessage = Action | Receipt | Incident
-OUTBOX_TYPES: dict[str, type[Action] | type[Receipt] | type[Incident]] = {
+OutboxMessage = Action | Receipt | Incident | Verdict
+OUTBOX_TYPES: dict[str, type[Action] | type[Receipt] | type[Incident] | type[Verdict]] = {
     "action": Action,
     "receipt": Receipt,
     "incident": Incident,
+    "verdict": Verdict,
 }
 
 
@@ -100,6 +130,8 @@ class IntentRow:
     resume_tier: str = ""
     excluded: tuple[str, ...] = ()
     note: str = ""
+    nodes: int | None = None  # fewer than the job wants; None: as many as it wants
+    released: tuple[str, ...] = ()
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -111,7 +143,10 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """An attempt that we started, or were about to: written before the backend was asked."""
+    """An attempt that we started, or were about to: written before the backend was asked.
+
+    `budget` and `cause`: what the restart was charged to; "planned" where it was charged to nobody.
+    """
 
     job: str
     attempt: int
@@ -120,11 +155,17 @@ class AttemptRow:
     started_at: float | None = None
     resume_step: int | None = None
     places: tuple[Place, ...] = ()
+    budget: Budget = "infra"
+    cause: str = ""
+    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """What lives with a job through its attempts. `outcome` not empty: it is over, and stays so."""
+    """What lives with a job through its attempts. `outcome` not empty: it is over, and stays so.
+
+    `held`: who has put it on hold, and why. `nodes_wanted`: it runs on fewer nodes than these; 0: it does not.
+    """
 
     job: str
     outcome: str = ""
@@ -132,6 +173,9 @@ class JobRow:
     furthest_step: int = -1
     no_progress: dict[str, int] = field(default_factory=dict)
     startup_failures: int = 0
+    held: str = ""
+    breaker_reset_at: float = 0.0
+    nodes_wanted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ingest.events import (
     RankStacks,
     RankStalled,
     RankStarted,
+    StopNotice,
     split_non_finite,
 )
 from recovery.action import Action, Command, Incident, Receipt
@@ -67,6 +68,7 @@ EXAMPLES = {
         last_lines=("ValueError: bad batch",),
     ),
     "attempt_ended.v1": AttemptEnded(**NODE_STAMP, outcome="failed"),
+    "stop_notice.v1": StopNotice(**NODE_STAMP, reason="the launcher was told to stop", grace_seconds=30.0),
     "node_heartbeat.v1": NodeHeartbeat(**NODE_STAMP, ranks_alive=(2, 3), dropped=0),
     "checkpoint.v1": CheckpointEvent(
         **STAMP, state="sealed", step=40, tier="memory", size_bytes=1_048_576, seconds=0.0625, reason=""
@@ -89,7 +91,8 @@ EXAMPLES = {
     "action.v1": Action(
         action_id="demo/2/restart", job="demo", attempt=2, at=1_790_000_001.0, verb="restart", mode="auto",
         verdict_id="demo/2/3/metrics/17", verdict_revision=1, fault_class="nan", rule="nan: roll back",
-        excluded_nodes=(), next_attempt=3, resume_step=38, resume_tier="memory", reject_from_step=40, plan_hash="9f2c",
+        rung="in_place", excluded_nodes=(), spared_nodes=("node-4",), next_attempt=3,
+        resume_step=38, resume_tier="memory", reject_from_step=40, plan_hash="9f2c",
     ),
     "receipt.v1": Receipt(
         action_id="demo/2/restart", job="demo", attempt=2, at=1_790_000_002.0, outcome="done",
@@ -101,6 +104,6 @@ EXAMPLES = {
     ),
     "command.v1": Command(
         command_id="c-1", job="demo", at=1_790_000_003.0, verb="feedback", incident_id="demo/2/3/metrics/17",
-        author="ada", plan_hash="", feedback="true_positive", note="bad batch", until=None,
+        author="ada", plan_hash="", feedback="true_positive", note="bad batch", until=None, node="",
     ),
 }  # fmt: skip

@@ -36,6 +36,7 @@ CLASS_WORDS = {
     "job_slow": "Whole job slow",
     "start_failure": "Start failed",
     "preempted": "Preempted",
+    "planned": "Planned restart",
     "user_error": "User error",
     "collective_timeout": "Collective time-out",
     "loss_spike": "Loss spike",

@@ -55,6 +55,7 @@ CLASS_TABLE: Mapping[FaultClass, tuple[Severity, Advice]] = {
     "disk_full": ("error", "stop"),
     "start_failure": ("error", "restart_in_place"),
     "preempted": ("info", "restart_in_place"),
+    "planned": ("info", "restart_in_place"),
     "user_error": ("error", "stop"),
     "unknown": ("critical", "restart_in_place"),
 }
@@ -213,7 +214,8 @@ def _tied(first: Clue, second: Clue, roster: Roster) -> bool:
 def _same_blow(first: Clue, second: Clue) -> bool:
     """Ends of one class are named together; of exceptions that is only done where all ranks have them."""
     both_ends = first.kind == second.kind == "exit" and first.fault_class == second.fault_class
-    return both_ends and first.fault_class != "user_error"
+    both_taken = first.fault_class == second.fault_class == "preempted"  # an allocation's nodes go together
+    return both_taken or (both_ends and first.fault_class != "user_error")
 
 
 def _rivals_words(lead: Clue, rivals: Sequence[Clue]) -> str:

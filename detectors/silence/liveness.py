@@ -9,7 +9,7 @@ from detectors.clues import Clue, Place, Role, Source, source_of
 from detectors.logs.rule_book import Hit, RuleBook
 from detectors.roster import NodeState, RankState, Roster
 from detectors.verdict import Culprit, Evidence, FaultClass
-from ingest.events import RankExited
+from ingest.events import RankExited, StopNotice
 
 ABORTED = int(signals.SIGABRT)  # libraries abort when a peer is gone: no cause by itself
 INTERRUPTED = int(signals.SIGINT)  # a person's Ctrl-C
@@ -108,6 +108,21 @@ def node_suspect(now: float, roster: Roster, config: LivenessConfig) -> bool:
         for node in _hosts(roster)
         if node.heard_at is not None and not node.ended
     )
+
+
+def notice_clue(message: StopNotice, place: Place | None) -> Clue:
+    """A node that goes on purpose: nobody's fault, and the reason of all that its peers say afterwards."""
+    source = source_of(message, place)
+    text = f"Node {message.node} is taken away: {message.reason or 'its launcher was told to stop'}."
+    evidence = Evidence(
+        kind="event", text=text, at=message.at, node=message.node, topic=source.topic, partition=source.partition,
+        offset=source.offset,
+    )  # fmt: skip
+    return Clue(
+        kind="node", role="root", fault_class="preempted", at=message.at, rank=None, node=message.node,
+        source=source, evidence=(evidence,), summary=text, alone=True, settled=True, key=f"notice/{message.node}",
+        culprits=(Culprit(node=message.node),),
+    )  # fmt: skip
 
 
 def exit_clue(message: RankExited, place: Place | None, roster: Roster, rules: RuleBook) -> Clue | None:

@@ -137,6 +137,7 @@ TABLE_OF_KIND: Mapping[str, str] = {
     "rank_stalled.v1": "job_event",
     "rank_stacks.v1": "job_event",
     "attempt_ended.v1": "job_event",
+    "stop_notice.v1": "job_event",
     "fault_injected.v1": "job_event",
 }
 KIND_OF_TYPE: Mapping[type[Any], str] = {type_: kind for kind, (_, type_) in RECOVERY_TYPES.items()}

@@ -10,6 +10,7 @@ A backend says by its `Reach` where launchers are, and what is certain of one th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from ingest.clock import Clock
@@ -97,7 +98,9 @@ class Launchers:
                     f"ranks of attempt {attempt} of {request.job} still live on {answer.node}; stop them first"
                 )
 
-    def place(self, request: StartRequest, written: Written, answers: Sequence[Answer]) -> Placement:
+    def place(
+        self, request: StartRequest, written: Written, answers: Sequence[Answer], *, generation: int = 0
+    ) -> Placement:
         """Nodes for a new attempt, written down before anybody is told. Raises TooFewNodes or Conflict."""
         spec, last = written.spec, written.placement
         if last is not None and request.attempt <= last.attempt:
@@ -107,7 +110,10 @@ class Launchers:
         usable = {
             answer.node: answer
             for answer in answers
-            if answer.reply is not None and answer.node not in excluded and answer.slots >= spec.nproc_per_node
+            if answer.reply is not None
+            and not (answer.state is not None and answer.state.leaving)
+            and answer.node not in excluded
+            and answer.slots >= spec.nproc_per_node
         }
         chosen = choose_nodes(last.nodes if last else (), list(usable), wanted)
         if chosen is None:
@@ -130,6 +136,7 @@ class Launchers:
             master_addr=host,
             master_port=port,
             resume_step=request.resume_step,
+            generation=generation,
         )
         self._records.write_placement(placement)
         return placement
@@ -238,6 +245,8 @@ class Launchers:
                 break
             self._clock.sleep(self._reach.poll_seconds)
             launchers = [launcher for launcher in self._reach.addresses() if launcher.node in silent]
+            left = silent - {launcher.node for launcher in launchers}  # in good order, while we waited
+            answers |= {node: replace(answers[node], over=True) for node in left}
             answers |= {one.node: one for one in ask_these(self._reach, launchers, request, timeout_seconds)}
         return list(answers.values())
 

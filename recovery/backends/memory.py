@@ -16,6 +16,7 @@ from recovery.backend import (
     RankView,
     Rejected,
     StartRequest,
+    TooFewNodes,
     Unavailable,
 )
 from recovery.backends.placing import choose_nodes
@@ -42,6 +43,10 @@ class MemoryJob:
     outcome: Outcome | None = None
     reason: str = ""
     next_pid: int = 1000
+    nodes_min: int = 0
+    groups: dict[str, str] = field(default_factory=dict)  # by node: what fails together with it
+    ended_by: str = ""  # the scheduler's word for why it ended
+    held: str = ""  # by an operator, in the scheduler's words
 
     @property
     def living(self) -> list[RankView]:
@@ -67,16 +72,45 @@ class MemoryBackend:
         """A job whose launchers are up and run nothing yet; `nodes` are slots by name, in order."""
         self._jobs[job] = MemoryJob(job, dict(nodes), nodes_wanted, nproc_per_node)
 
+    def may_shrink(self, job: str, nodes_min: int) -> None:
+        """The job may run on so few nodes."""
+        self._jobs[job].nodes_min = nodes_min
+
+    def group(self, job: str, groups: Mapping[str, str]) -> None:
+        """What fails together, by node."""
+        self._jobs[job].groups = dict(groups)
+
+    def give_node(self, job: str, node: str, slots: int = 2) -> None:
+        """A launcher comes up, anew or for the first time; an operator's release of an exclusion looks the same."""
+        state = self._jobs[job]
+        state.nodes[node] = slots
+        state.lost.discard(node)
+        state.excluded.discard(node)
+
+    def hold_there(self, job: str, words: str) -> None:
+        """An operator puts the job on hold at the scheduler, or (empty) lets it go."""
+        self._jobs[job].held = words
+
     def set_step(self, job: str, step: int, rank: int | None = None) -> None:
         """Living ranks (or that one) report this step."""
         for view in self._jobs[job].living:
             if rank is None or view.rank == rank:
                 self._jobs[job].ranks[view.rank] = replace(view, step=step)
 
-    def end_rank(self, job: str, rank: int, *, exit_code: int | None = None, signal: int | None = None) -> None:
-        """The process of a rank is gone."""
+    def end_rank(
+        self, job: str, rank: int, *, exit_code: int | None = None, signal: int | None = None, error: str = ""
+    ) -> None:
+        """The process of a rank is gone; `error` is what its error file says."""
         view = self._jobs[job].ranks[rank]
-        self._jobs[job].ranks[rank] = replace(view, state="exited", exit_code=exit_code, signal=signal)
+        self._jobs[job].ranks[rank] = replace(
+            view, state="exited", exit_code=exit_code, signal=signal, error=error, ended_at=self._clock.now()
+        )
+
+    def end_by_scheduler(self, job: str, words: str) -> None:
+        """The scheduler ends the job, and says why in a word."""
+        self._jobs[job].ended_by = words
+        for view in self._jobs[job].living:
+            self.end_rank(job, view.rank, signal=15)
 
     def stall_rank(self, job: str, rank: int) -> None:
         """The process of a rank is stopped."""
@@ -151,16 +185,18 @@ class MemoryBackend:
             raise Conflict(f"attempt {job.attempt} of {job.name} was here, {request.attempt} is not newer")
         if job.living:
             raise Conflict(f"ranks of attempt {job.attempt} of {job.name} still live; stop them first")
-        excluded = job.excluded | set(request.excluded_nodes)
+        excluded = (job.excluded - set(request.released_nodes)) | set(request.excluded_nodes)
+        wanted = request.nodes or job.nodes_wanted
         usable = [
             name for name, slots in job.nodes.items() if name not in excluded | job.lost and slots >= job.nproc_per_node
         ]
-        chosen = choose_nodes(job.placed, usable, job.nodes_wanted)
+        chosen = choose_nodes(job.placed, usable, wanted)
         if chosen is None:
-            raise Rejected(f"job {job.name} needs {job.nodes_wanted} nodes, {len(usable)} can be used")
+            raise TooFewNodes(f"job {job.name} needs {wanted} nodes, {len(usable)} can be used", len(usable))
+        job.ended_by = ""
         job.excluded, job.placed, job.stop_requested = excluded, chosen, False
         job.attempt, job.token, job.ranks = request.attempt, request.token, {}
-        for rank in range(job.nodes_wanted * job.nproc_per_node):
+        for rank in range(wanted * job.nproc_per_node):
             node = chosen[rank // job.nproc_per_node]
             job.ranks[rank] = RankView(rank, node, job.next_pid, "running")
             job.next_pid += 1
@@ -172,8 +208,15 @@ class MemoryBackend:
                 self.end_rank(job.name, view.rank, signal=15)
 
     def _view(self, job: MemoryJob) -> Observation:
-        nodes = tuple(NodeView(name, self._node_state(job, name), slots) for name, slots in job.nodes.items())
-        return Observation(job.name, job.attempt, job.token, self._phase(job), tuple(job.ranks.values()), nodes)
+        nodes = tuple(
+            NodeView(name, self._node_state(job, name), slots, job.groups.get(name, ""))
+            for name, slots in job.nodes.items()
+        )
+        return Observation(
+            job.name, job.attempt, job.token, self._phase(job), tuple(job.ranks.values()), nodes,
+            reason=job.ended_by, held=job.held, nodes_wanted=job.nodes_wanted, nodes_min=job.nodes_min,
+            ended=job.outcome is not None,
+        )  # fmt: skip
 
     def _node_state(self, job: MemoryJob, node: str) -> Literal["active", "spare", "excluded", "lost"]:
         if node in job.excluded:

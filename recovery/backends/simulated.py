@@ -48,9 +48,11 @@ class SimulatedBackend(MemoryBackend):
         with self._file():
             super().set_step(job, step, rank)
 
-    def end_rank(self, job: str, rank: int, *, exit_code: int | None = None, signal: int | None = None) -> None:
+    def end_rank(
+        self, job: str, rank: int, *, exit_code: int | None = None, signal: int | None = None, error: str = ""
+    ) -> None:
         with self._file():
-            super().end_rank(job, rank, exit_code=exit_code, signal=signal)
+            super().end_rank(job, rank, exit_code=exit_code, signal=signal, error=error)
 
     def stall_rank(self, job: str, rank: int) -> None:
         with self._file():

@@ -52,15 +52,16 @@ class Answer:
         return self.reply.state if self.reply else None
 
 
-def view_of(written: Written, answers: Sequence[Answer]) -> Observation:
-    """The newest attempt of a job, and all nodes there are."""
+def view_of(written: Written, answers: Sequence[Answer], *, generation: int = 0) -> Observation:
+    """The newest attempt of a job, and all nodes there are. `generation`: of the nodes that the job has now."""
     placement, end = written.placement, written.end
     attempt, token = (placement.attempt, placement.token) if placement else (0, "")
     ranks = [view for answer in answers for view in _rank_views(answer, attempt)]
     nodes = tuple(NodeView(answer.node, _node_state(answer, written), answer.slots) for answer in answers)
     states = [answer.state for answer in answers if answer.state and answer.state.attempt == attempt]
     stopping = any(state.stop_requested for state in states)
-    phase: Phase = end.outcome if end else _phase(placement, ranks, stopping=stopping)
+    unheard = _unheard(placement, answers) if placement and placement.generation == generation else 0
+    phase: Phase = end.outcome if end else _phase(placement, ranks, stopping=stopping, unheard=unheard)
     return Observation(
         written.spec.job,
         attempt,
@@ -70,6 +71,7 @@ def view_of(written: Written, answers: Sequence[Answer]) -> Observation:
         nodes,
         nodes_wanted=written.spec.nodes,
         nodes_min=written.spec.min_nodes,
+        ended=end is not None,
     )
 
 
@@ -85,21 +87,29 @@ def _rank_views(answer: Answer, attempt: int) -> list[RankView]:
     return [
         RankView(
             rank.rank, answer.node, rank.pid, rank.state, rank.step, rank.exit_code, rank.signal,
-            stopped_by_us=rank.stopped_by_launcher,
+            stopped_by_us=rank.stopped_by_launcher, error=rank.error, ended_at=rank.ended_at,
         )
         for rank in state.ranks
     ]  # fmt: skip
 
 
-def _node_state(answer: Answer, written: Written) -> Literal["active", "spare", "excluded", "lost"]:
+def _node_state(answer: Answer, written: Written) -> Literal["active", "spare", "excluded", "lost", "leaving"]:
     if answer.node in written.excluded:
         return "excluded"
     if answer.reply is None:
         return "lost"
+    if answer.state is not None and answer.state.leaving:
+        return "leaving"
     return "active" if written.placement and answer.node in written.placement.nodes else "spare"
 
 
-def _phase(placement: Placement | None, ranks: Sequence[RankView], *, stopping: bool) -> Phase:
+def _unheard(placement: Placement, answers: Sequence[Answer]) -> int:
+    """Launchers that have not been told of the attempt and may be: whoever placed it went no further."""
+    states = [answer.state for answer in answers if answer.state and answer.node in placement.nodes]
+    return sum(max(state.attempt, state.fenced_attempt) < placement.attempt for state in states)
+
+
+def _phase(placement: Placement | None, ranks: Sequence[RankView], *, stopping: bool, unheard: int) -> Phase:
     """Starting is what some launcher has not heard of yet; whose ranks are all known, runs or has run."""
     if placement is None:
         return "stopped"
@@ -107,8 +117,12 @@ def _phase(placement: Placement | None, ranks: Sequence[RankView], *, stopping: 
     complete = len(ranks) == len(placement.places)
     if complete and all(rank.exit_code == 0 for rank in ranks):
         return "finished"
-    if not living and (stopping or not ranks):
+    if not living and stopping:
         return "stopped"
     if any(rank.state == "exited" and rank.exit_code != 0 for rank in ranks):
         return "failed"
+    if unheard:
+        return "starting"
+    if not living and not ranks:
+        return "stopped"
     return "running" if complete else "starting"

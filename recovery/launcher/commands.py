@@ -85,9 +85,11 @@ class Commands:
             node=config.node,
             slots=config.slots,
             host=config.host,
+            fenced_attempt=self._launcher.fenced_attempt,
             attempt=share.attempt if share else 0,
             token=share.order.token if share else "",
             stop_requested=share.stop_requested if share else False,
+            leaving=self._launcher.leaving,
             ranks=share.views() if share else (),
         )
 

@@ -7,6 +7,7 @@ import os
 from ingest.events import RankPlace
 
 from .config import LauncherConfig
+from .error_file import error_file
 from .protocol import StartRanks
 
 
@@ -28,6 +29,7 @@ def environment_of(config: LauncherConfig, order: StartRanks, place: RankPlace) 
         "MASTER_PORT": str(order.master_port),
         "TORCHELASTIC_RUN_ID": config.job,  # by this, frameworks know that a launcher started them
         "TORCHELASTIC_RESTART_COUNT": str(order.attempt - 1),
+        "TORCHELASTIC_ERROR_FILE": str(error_file(config.node_file, order.attempt, place.rank)),
         "TRANSOM_JOB": config.job,
         "TRANSOM_ATTEMPT": str(order.attempt),
         "TRANSOM_NODE": config.node,

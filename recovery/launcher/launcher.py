@@ -15,7 +15,7 @@ from typing import Any
 
 from ingest.bus import Bus
 from ingest.clock import Clock
-from ingest.events import LAUNCHER_RANK, FaultInjected, Logs, Message, Metrics, NodeHeartbeat
+from ingest.events import LAUNCHER_RANK, FaultInjected, Logs, Message, Metrics, NodeHeartbeat, StopNotice
 from ingest.flight_recorder import Flight
 from ingest.rank_socket import Hello
 
@@ -67,6 +67,7 @@ class Launcher:
         self._idle_sequence = 0
         self._leave_by: float | None = None
         self._signals = 0
+        self._parent = os.getppid()
         self._stop: threading.Event | None = None
         self._due: dict[str, float] = {}
         self._controls: list[Control] = []
@@ -293,11 +294,22 @@ class Launcher:
         if self._stop is not None and self._stop.is_set():
             self._signals = max(1, self._signals)
         if self._signals:
+            self._give_notice()
             self.leave(self.config.grace_seconds if self._signals == 1 else 0.0)
         if not self.leaving:
             return False
         late = self._leave_by is not None and self.clock.monotonic() >= self._leave_by
         return late or ((self.share is None or self.share.gone) and not self.commands.waiting)
+
+    def _give_notice(self) -> None:
+        """Somebody takes this node on purpose: said before the ranks are stopped, so that it is nobody's fault."""
+        orphaned = self.config.die_with_parent and os.getppid() != self._parent
+        if self.leaving or orphaned or self.share is None or self.share.gone:
+            return  # whoever ends the whole job has said so, or is gone himself
+        stamp = self.share.stamp(LAUNCHER_RANK, "events")
+        self.publish(
+            StopNotice(reason="the launcher was told to stop", grace_seconds=self.config.grace_seconds, **stamp)
+        )
 
     # Birth and death
 

@@ -72,6 +72,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str = ""  # empty: the spec's
     master_port: int
     resume_step: int | None = None
+    generation: int = 0  # of the scheduler's allocation that these nodes belong to
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -161,18 +162,22 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     stopped_by_launcher: bool = False
+    error: str = ""  # "Type: text" of the exception that ended it
+    ended_at: float | None = None  # UTC seconds
 
 
 class LauncherState(msgspec.Struct, frozen=True, kw_only=True):
-    """What one launcher has: `attempt` 0 before the first."""
+    """What one launcher has: `attempt` 0 before the first. `leaving`: it takes no attempt any more."""
 
     job: str
     node: str
     slots: int
     host: str = ""  # how other nodes reach it
+    fenced_attempt: int = 0  # it starts nothing of this attempt or an older one
     attempt: int = 0
     token: str = ""
     stop_requested: bool = False
+    leaving: bool = False
     ranks: tuple[RankState, ...] = ()
 
 

@@ -7,11 +7,13 @@ import json
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 from ingest.events import ErrorRecord, RankPlace
 from ingest.flight_recorder import Flight
 from ingest.rank_socket import Hello
 
+from .error_file import read_error
 from .output import LinePrefixer
 from .procfs import ProcessStat, catches, kill_session, stat_of
 from .protocol import RankProcess, RankState
@@ -22,14 +24,17 @@ READ_BYTES = 65536
 READS_PER_LOOK_MAX = 16
 ERROR_FILE_BYTES_MAX = 256 * 1024
 STACKS_BYTES_MAX = 128 * 1024
+ERROR_CHARACTERS_MAX = 4_000  # of an error, as whoever observes the rank is told it
 STOPPED_STATES = ("T", "t")
 
 
 class LocalRank:
     """A process from before its fork until its exit has been told. Owns the descriptors."""
 
-    def __init__(self, place: RankPlace) -> None:
+    def __init__(self, place: RankPlace, error_file: Path | None = None) -> None:
         self.place = place
+        self._error_file = error_file  # where torch would leave its error
+        self._last_error: ErrorRecord | None = None
         self.rank = place.rank
         self.log = RankLog()
         self.pid = 0
@@ -45,6 +50,7 @@ class LocalRank:
         self.exit_code: int | None = None
         self.signal: int | None = None
         self.ended_at: float | None = None  # monotonic
+        self.ended_wall_at: float | None = None  # UTC seconds
         self.stopped_by_us = False
         self.closed = False  # its exit has been told
         self.reported_state = ""  # the letter of the last rank_stalled
@@ -90,9 +96,9 @@ class LocalRank:
         self.start_time = stat.start_time if stat else 0
         self._close_theirs()
 
-    def ended(self, code: int | None, number: int | None, monotonic: float) -> None:
-        """The process is gone, or never came to be."""
-        self.exit_code, self.signal, self.ended_at = code, number, monotonic
+    def ended(self, code: int | None, number: int | None, monotonic: float, at: float | None = None) -> None:
+        """The process is gone, or never came to be; `at`: by the wall clock."""
+        self.exit_code, self.signal, self.ended_at, self.ended_wall_at = code, number, monotonic, at
         self._close_theirs()
 
     def stat(self) -> ProcessStat | None:
@@ -146,7 +152,9 @@ class LocalRank:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Let go of everything but what ended it. May be called twice."""
+        if self.ended_at is not None and not self.closed:
+            self._last_error = self.error()
         for stream in list(self._ends):
             self.close_pipe(stream)
         self._close_theirs()
@@ -173,18 +181,22 @@ class LocalRank:
             return ErrorRecord(type="StartFailure", text=self.refusal)
         if self.exit_code in (0, None):
             return None
+        if self.closed:
+            return self._last_error
         raw = os.pread(self._errors, ERROR_FILE_BYTES_MAX, 0)
         if raw:
             with suppress(ValueError, TypeError):  # the rank could write there whatever it likes
                 said = json.loads(raw)
                 return ErrorRecord(type=str(said["type"]), text=str(said["text"]), traceback=str(said["traceback"]))
-        return self.log.error
+        left = read_error(self._error_file) if self._error_file is not None else None
+        return left or self.log.error
 
     def view(self) -> RankState:
         """The rank for whoever observes."""
         state = self.stat() if self.alive else None
         stopped = state is not None and state.state in STOPPED_STATES
         gone = self.ended_at is not None
+        error = self.error() if gone else None
         return RankState(
             rank=self.rank,
             local_rank=self.place.local_rank,
@@ -195,6 +207,8 @@ class LocalRank:
             exit_code=self.exit_code,
             signal=self.signal,
             stopped_by_launcher=self.stopped_by_us and gone,
+            error=f"{error.type}: {error.text}"[:ERROR_CHARACTERS_MAX] if error is not None else "",
+            ended_at=self.ended_wall_at,
         )
 
     def process(self) -> RankProcess:

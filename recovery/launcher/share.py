@@ -30,6 +30,7 @@ from ingest.rank_socket import Hello
 
 from .config import LauncherConfig
 from .environment import cpus_of, environment_of
+from .error_file import error_file, make_folder
 from .output import PARTIAL_SECONDS
 from .protocol import RankState, StartRanks
 from .rank import STACKS_SIGNAL, STOPPED_STATES, LocalRank
@@ -68,7 +69,11 @@ class Share:
         self._terminated: set[int] = set()
         self._ended = False
         places = [place for place in order.places if place.node == config.node]
-        self.ranks: dict[int, LocalRank] = {place.rank: LocalRank(place) for place in places}
+        self.ranks: dict[int, LocalRank] = {}
+        for place in places:
+            left = error_file(config.node_file, order.attempt, place.rank)
+            make_folder(left)
+            self.ranks[place.rank] = LocalRank(place, left)
         self._by_pid: dict[int, LocalRank] = {}
         for rank in self.ranks.values():
             for stream, descriptor in rank.pipes.items():
@@ -143,7 +148,7 @@ class Share:
             if order is None or rank.rank == order:
                 rank.refusal = reason
                 rank.stopped_by_us = self.stop_requested
-                rank.ended(1, None, self._clock.monotonic())
+                rank.ended(1, None, self._clock.monotonic(), self._clock.now())
 
     # Hearing
 
@@ -193,7 +198,7 @@ class Share:
         """A process of somebody's has ended; ours are drained from now on."""
         rank = self._by_pid.get(pid)
         if rank is not None and rank.alive:
-            rank.ended(code, number, self._clock.monotonic())
+            rank.ended(code, number, self._clock.monotonic(), self._clock.now())
 
     def read_pipes(self) -> None:
         """Take in everything that has been printed before now."""

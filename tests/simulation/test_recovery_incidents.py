@@ -252,7 +252,7 @@ def test_a_stale_verdict_excludes_and_rejects_but_restarts_nothing(tmp_path: Pat
     assert world.attempts() == [1, 2]
     assert world.states()["late"] == world.states()["bad"] == "ignored"
     assert "stale attempt" in world.actions()["job/1/ignore/late"].rule
-    assert world.store.excluded(JOB) == ("n1",)
+    assert world.store.excluded(JOB, world.clock.now()) == ("n1",)
     assert [(step, attempt) for step, attempt, _ in world.catalog.rejected] == [(7, 1)]  # attempt 2 trains step 7 anew
     assert world.store.open_rejections() == []
 
@@ -329,14 +329,15 @@ def test_an_ambiguous_start_is_observed_before_it_is_asked_again(tmp_path: Path)
 
 
 def test_nothing_starts_while_ranks_of_the_old_attempt_may_live(tmp_path: Path) -> None:
-    world = World(tmp_path, replace(QUICK, stop_seconds_max=5.0))
+    world = World(tmp_path, replace(QUICK, stop_seconds_max=5.0, fence_seconds_max=5.0))
     world.backend.refuse_to_die(JOB, 2)
     world.send(verdict("hang"))
     world.run(60, steps=False)
     assert world.attempts() == [1]
     assert "start" not in world.backend.calls
-    assert world.states() == {"v": "held"}
+    assert [one.state for one in world.published if hasattr(one, "sequence")][-2:] == ["fence_failed", "held"]
     assert world.receipts()["job/1/restart"].outcome == "failed"
+    assert "nothing is started beside them" in world.receipts()["job/1/restart"].text
 
 
 def test_somebody_elses_newer_attempt_is_left_alone(tmp_path: Path) -> None:
@@ -351,17 +352,6 @@ def test_somebody_elses_newer_attempt_is_left_alone(tmp_path: Path) -> None:
     world.run()
     assert world.attempts() == [1, 9]
     assert world.states() == {"v": "superseded"}
-
-
-def test_too_few_nodes_are_a_persons_problem_and_not_a_loop(tmp_path: Path) -> None:
-    world = World(tmp_path, AUTO)
-    world.backend.lose_node(JOB, "spare")
-    world.send(verdict("gpu_lost"))
-    world.run(100, steps=False)
-    assert world.attempts() == [1]
-    assert world.states() == {"v": "held"}
-    assert "needs 2 nodes" in world.receipts()["job/1/exclude_and_restart"].text
-    assert world.backend.calls.count("start") == 1
 
 
 def test_without_a_checkpoint_the_configuration_decides(tmp_path: Path) -> None:
@@ -522,7 +512,7 @@ def test_a_lost_gpu_seen_during_the_start_is_avoided_by_the_next_one(tmp_path: P
     world.backend.fault = lambda method: None
     world.run(60)
     assert world.backend.starts[-1].excluded_nodes == (), "that start was already promised to everybody"
-    assert world.store.excluded(JOB) == ("n0",)
+    assert world.store.excluded(JOB, world.clock.now()) == ("n0",)
 
 
 def test_stacks_are_kept_though_the_stop_after_them_fails(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from recovery.incident import (
     DRIVEN,
     EVENTS,
     IN_HAND,
+    SAFE_TO_HOLD,
     STATES,
     TERMINAL,
     TRANSITIONS,
+    WAITS_LONG,
     allows,
     transition,
 )
@@ -56,7 +58,10 @@ def test_nothing_is_started_but_from_selecting_and_nothing_selected_before_the_o
         ("starting", "unreachable"),
     }
     into_selecting = {pair for pair, after in TRANSITIONS.items() if after == "selecting"}
-    assert into_selecting == {("stopping", "gone"), ("backing_off", "due"), ("selecting", "unreachable")}
+    assert into_selecting == {
+        ("stopping", "gone"), ("fence_failed", "gone"), ("backing_off", "due"), ("selecting", "unreachable"),
+        ("waiting_capacity", "capacity"), ("starting", "smaller"),  # both come from a start that started nothing
+    }  # fmt: skip
 
 
 def test_an_unknown_transition_is_our_own_mistake() -> None:
@@ -68,4 +73,10 @@ def test_an_unknown_transition_is_our_own_mistake() -> None:
 def test_the_groups_of_states_agree() -> None:
     assert ACTING < DRIVEN < set(STATES)
     assert ACTING < IN_HAND
-    assert not TERMINAL & (DRIVEN | IN_HAND)
+    assert not TERMINAL & (DRIVEN | IN_HAND | WAITS_LONG)
+    assert ACTING > SAFE_TO_HOLD
+
+
+def test_what_waits_long_reminds_and_what_may_be_held_can_be() -> None:
+    assert all(allows(state, "reminded") for state in WAITS_LONG)
+    assert all(transition(state, "hold") == "held" for state in SAFE_TO_HOLD)

@@ -7,12 +7,14 @@ import pytest
 
 from detectors.verdict import Culprit, Evidence, FaultClass, Verdict
 from recovery.backend import NodeView, Observation, RankView
-from recovery.policy import Counters, JobSnapshot, Plan, backoff_seconds, decide, retry_seconds, strengthen
+from recovery.plan import Counters, JobSnapshot, Plan, Restart
+from recovery.policy import backoff_seconds, decide, retry_seconds, strengthen
 from recovery.policy_config import PolicyConfig
 from tests.recovery_world import JOB, verdict
 
 NOW = 1001.0
 CONFIG = PolicyConfig().with_modes({"gpu_lost": "auto"})
+SPENT = Counters(restarts=tuple(Restart(NOW - 7200.0, f"cause {number}", "hang") for number in range(20)))
 
 
 def observation(attempt: int = 1, phase: Any = "failed", step: int = 12) -> Observation:
@@ -164,14 +166,14 @@ def test_terminal_stays_terminal(job: JobSnapshot) -> None:
 
 
 def test_the_window_of_restarts_is_a_budget() -> None:
-    plan = plan_for(verdict("rank_lost"), counters=Counters(restarts_in_window=20))
+    plan = plan_for(verdict("rank_lost"), counters=SPENT)
     assert (plan.verb, plan.budget_spent) == ("hold", True)
     assert "20 of 20" in plan.rule
 
 
 def test_a_spent_budget_can_stop_the_job_instead() -> None:
     config = replace(CONFIG, spent_budget="stop")
-    plan = plan_for(verdict("rank_lost"), counters=Counters(restarts_in_window=20), config=config)
+    plan = plan_for(verdict("rank_lost"), counters=SPENT, config=config)
     assert plan.verb == "stop"
 
 
@@ -235,7 +237,7 @@ def test_an_old_verdict_about_a_job_that_runs_is_held() -> None:
 
 
 def test_an_approval_overrides_mode_and_budget_but_only_for_its_own_plan() -> None:
-    spent = Counters(restarts_in_window=20)
+    spent = SPENT
     held = plan_for(verdict("rank_lost"), counters=spent)
     assert plan_for(verdict("rank_lost"), counters=spent, approved_hash=held.plan_hash).verb == "restart"
     other = verdict("rank_lost", culprits=(Culprit(rank=2, node="n1"),))
@@ -277,6 +279,6 @@ def test_modes_are_checked_by_name() -> None:
 
 
 def test_the_rule_explains_row_culprit_and_budgets() -> None:
-    rule = plan_for(verdict("rank_lost"), counters=Counters(restarts_in_window=4)).rule
+    rule = plan_for(verdict("rank_lost"), counters=Counters(restarts=SPENT.restarts[:4])).rule
     for part in ("row rank_lost: restart, auto", "rank 1 on n0", "4 of 20", "0 of 3 for rank_lost rank 1"):
         assert part in rule

@@ -1,0 +1,91 @@
+"""What came in: verdicts and commands, each once, each with what became of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from detectors.verdict import Verdict
+
+from .action import Command
+from .store_file import StoreFile
+
+_encode = msgspec.json.Encoder().encode
+_decode_verdict = msgspec.json.Decoder(Verdict).decode
+_decode_command = msgspec.json.Decoder(Command).decode
+
+
+class Entry(NamedTuple):
+    """A verdict in the inbox that nobody has looked at yet."""
+
+    seq: int
+    verdict: Verdict
+
+
+class Inbox(StoreFile):
+    """Verdicts by id and revision, commands by id."""
+
+    def insert_verdict(self, verdict: Verdict, now: float) -> bool:
+        """True if this revision is new; a redelivery is counted and nothing else."""
+        values = (verdict.verdict_id, verdict.revision, verdict.job, verdict.attempt, _encode(verdict), now)
+        columns = "verdict_id, revision, job, attempt, body, accepted_at"
+        done = self._write(f"INSERT OR IGNORE INTO inbox ({columns}) VALUES (?,?,?,?,?,?)", *values)
+        if done.rowcount:
+            return True
+        self._write("UPDATE inbox SET duplicates = duplicates + 1 WHERE verdict_id=? AND revision=?", *values[:2])
+        return False
+
+    def insert_filed(self, verdict: Verdict, incident_id: str, outcome: str, now: float) -> None:
+        """A verdict of our own, which belongs to its incident from the beginning; it comes back over the bus."""
+        if self.insert_verdict(verdict, now):
+            where = "verdict_id=? AND revision=?"
+            identity = (verdict.verdict_id, verdict.revision)
+            self._write(f"UPDATE inbox SET outcome=?, incident_id=? WHERE {where}", outcome, incident_id, *identity)
+
+    def new_verdicts(self, limit: int) -> list[Entry]:
+        rows = self._all("SELECT seq, body FROM inbox WHERE outcome = '' ORDER BY seq LIMIT ?", limit)
+        return [Entry(seq, _decode_verdict(body)) for seq, body in rows]
+
+    def file_verdict(self, seq: int, outcome: str, incident_id: str | None) -> None:
+        """Say what became of an inbox entry; it is not looked at again, except as part of its incident."""
+        assert outcome
+        self._write("UPDATE inbox SET outcome=?, incident_id=? WHERE seq=?", outcome, incident_id, seq)
+
+    def outcomes(self) -> list[tuple[str, int, str, int]]:
+        """(verdict_id, revision, outcome, duplicates) of the whole inbox, oldest first."""
+        return self._all("SELECT verdict_id, revision, outcome, duplicates FROM inbox ORDER BY seq")
+
+    def incident_of_verdict(self, verdict_id: str) -> str | None:
+        """The incident that an earlier revision of this verdict belongs to."""
+        row = self._one(
+            "SELECT incident_id FROM inbox WHERE verdict_id=? AND incident_id IS NOT NULL LIMIT 1", verdict_id
+        )
+        return row[0] if row else None
+
+    def verdicts_of(self, incident_id: str) -> list[Verdict]:
+        """The newest revision of each verdict of an incident, in the order they first came."""
+        newest: dict[str, Verdict] = {}
+        for (body,) in self._all("SELECT body FROM inbox WHERE incident_id=? ORDER BY seq", incident_id):
+            verdict = _decode_verdict(body)
+            known = newest.get(verdict.verdict_id)
+            if known is None or verdict.revision > known.revision:
+                newest[verdict.verdict_id] = verdict
+        return list(newest.values())
+
+    def insert_command(self, command: Command, now: float) -> bool:
+        columns = "command_id, body, accepted_at"
+        values = (command.command_id, _encode(command), now)
+        return bool(self._write(f"INSERT OR IGNORE INTO commands ({columns}) VALUES (?,?,?)", *values).rowcount)
+
+    def new_commands(self, limit: int) -> list[tuple[int, Command]]:
+        rows = self._all("SELECT seq, body FROM commands WHERE outcome = '' ORDER BY seq LIMIT ?", limit)
+        return [(seq, _decode_command(body)) for seq, body in rows]
+
+    def file_command(self, seq: int, outcome: str) -> None:
+        self._write("UPDATE commands SET outcome=? WHERE seq=?", outcome, seq)
+
+    def command_outcomes(self) -> list[tuple[Command, str]]:
+        """Every command and what became of it, oldest first."""
+        rows = self._all("SELECT body, outcome FROM commands ORDER BY seq")
+        return [(_decode_command(body), outcome) for body, outcome in rows]
