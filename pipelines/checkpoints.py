@@ -24,7 +24,7 @@ from ingest.events import CheckpointEvent
 from pipelines.own_process import raise_open_files_max
 from pipelines.places import Places
 from pipelines.ring import ring_of
-from pipelines.run import node_names, read_job
+from pipelines.run import node_names, nodes_of, read_job
 from pipelines.settings import Settings
 from recovery.backend import CheckpointChoice, Unavailable
 
@@ -67,7 +67,9 @@ def serve_engine(places: Places, job: str, node: str, bus: Bus, settings: Settin
     """
     raise_open_files_max()
     spec, options = read_job(places, job)
-    ring, ring_off = ring_of(settings, node_names(spec, options))
+    # The ring of a scheduler's job is of whoever is in the job's folder, in the order of their names.
+    nodes = node_names(spec, options) if spec.backend == "local" else ()
+    ring, ring_off = ring_of(settings, nodes, several=spec.nodes + options.spares > 1)
     config = EngineConfig(
         job=job,
         node=node,
@@ -161,7 +163,7 @@ class EngineCatalog:
         """Prometheus' text of all engines of a job; `transom_ckpt_engine_up` is 0 where one does not answer."""
         spec, options = read_job(self._places, job)
         texts = []
-        for node in node_names(spec, options):
+        for node in nodes_of(self._places, spec, options):
             labels, up = {"job": job, "node": node}, 1
             try:
                 texts.append(EngineAdmin(self._places.socket(job, node, "ckpt"), ADMIN_SECONDS_MAX).metrics())
@@ -175,7 +177,7 @@ class EngineCatalog:
             spec, options = read_job(self._places, job)
         except OSError as error:
             raise Unavailable(f"the job file of {job} cannot be read: {error}") from error
-        sockets = [self._places.socket(job, node, "ckpt") for node in node_names(spec, options)]
+        sockets = [self._places.socket(job, node, "ckpt") for node in nodes_of(self._places, spec, options)]
         return [EngineAdmin(path, ADMIN_SECONDS_MAX) for path in sockets if path.exists()]
 
 

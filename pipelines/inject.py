@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 
 from ingest.clock import Clock
+from pipelines.backends import over_launchers
 from pipelines.errors import StatedError
 from pipelines.injectable import FAULTS
 from pipelines.places import Places
+from recovery.backend import Backend
 from recovery.backends.local import LocalBackend
 
 
@@ -19,9 +21,9 @@ class InjectRefused(StatedError):
 class Injector:
     """Finds the launcher of a rank and tells it what to do."""
 
-    def __init__(self, places: Places, clock: Clock) -> None:
+    def __init__(self, places: Places, clock: Clock, backend_of: Callable[[str], Backend] | None = None) -> None:
         self._places = places
-        self._backend = LocalBackend(places.jobs, clock, Random())
+        self._backend_of = backend_of or (lambda job: LocalBackend(places.jobs, clock, Random()))
 
     def inject(self, job: str, rank: int, fault: str, parameters: Mapping[str, float]) -> None:
         """Do `fault` to `rank`. Raises InjectRefused; what the backend raises passes through."""
@@ -35,6 +37,6 @@ class Injector:
             raise InjectRefused(
                 f"there is no job {job!r} in {self._places.state}; `transom run --allow-inject` makes one"
             )
-        refusal = self._backend.inject(job, rank, fault, dict(parameters))
+        refusal = over_launchers(self._backend_of(job)).inject(job, rank, fault, dict(parameters))
         if refusal:
             raise InjectRefused(refusal)

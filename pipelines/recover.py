@@ -10,13 +10,13 @@ from ingest.bus import Bus, BusUnavailable, Consumer, Producer, Record
 from ingest.clock import Clock
 from ingest.codec import Codec, Undecodable
 from ingest.dead_letters import dead_letter
+from pipelines.backends import JobBackends
 from pipelines.checkpoints import EngineCatalog
 from pipelines.own_process import tell
 from pipelines.places import Places
 from pipelines.room_configs import policy_config
 from pipelines.settings import Settings
 from recovery.action import RECOVERY_TYPES, Command
-from recovery.backends.local import LocalBackend
 from recovery.calls import Result
 from recovery.controller import Controller
 from recovery.store import RecoveryStore
@@ -40,7 +40,7 @@ class Recover:
         self._ready = places.state / "recover.ready"
         self._store = RecoveryStore(places.recovery_store)
         workers: ThreadWorkers[Result] = ThreadWorkers()
-        backend = LocalBackend(places.jobs, clock, random)
+        backend = JobBackends(settings, places, clock, random)
         self._controller = Controller(
             self._store, backend, EngineCatalog(places), policy_config(settings), random, workers
         )

@@ -13,8 +13,10 @@ OFF_WITHOUT_TOKEN = "the ring is off: no token is given; set checkpoint.ring.tok
 OFF_ALONE = "the ring is off: the job has one node, which has no neighbour to keep copies on"
 
 
-def ring_of(settings: Settings, nodes: Sequence[str]) -> tuple[RingConfig | None, str]:
+def ring_of(settings: Settings, nodes: Sequence[str], *, several: bool = True) -> tuple[RingConfig | None, str]:
     """The ring of an engine whose job has these nodes, in the ring's order; None with the reason where it is off.
+
+    `nodes` empty and `several`: they are not known by name, and tell each other in the job's folder.
 
     Raises SettingsError and TokenRefused where what is set cannot be.
     """
@@ -22,7 +24,7 @@ def ring_of(settings: Settings, nodes: Sequence[str]) -> tuple[RingConfig | None
     token = _token(chosen)
     if token is None:
         return None, OFF_WITHOUT_TOKEN
-    if len(nodes) < 2 and not chosen.addresses:
+    if (len(nodes) == 1 or not several) and not chosen.addresses:
         return None, OFF_ALONE
     try:
         config = RingConfig(

@@ -14,12 +14,14 @@ import msgspec
 from ingest.clock import Clock
 from pipelines.children import Child, Children
 from pipelines.errors import StatedError
+from pipelines.launcher_key import make_token
 from pipelines.open_bus import own_command
 from pipelines.own_process import step_back
 from pipelines.places import Places, checked_name
 from pipelines.settings import Settings
 from recovery.backend import Observation, Unavailable
 from recovery.backends.local import LocalBackend, start_first_attempt
+from recovery.launcher.job_files import JobFiles
 from recovery.launcher.protocol import JobEnd, JobSpec
 from recovery.lease import is_held
 
@@ -50,8 +52,18 @@ def node_names(spec: JobSpec, options: RunOptions) -> tuple[str, ...]:
     return tuple(f"node{index}" for index in range(spec.nodes + options.spares))
 
 
-def register_job(places: Places, spec: JobSpec, options: RunOptions) -> None:
-    """Write what is to be run. Raises JobRefused where a job of that name has already run: terminal stays terminal."""
+def nodes_of(places: Places, spec: JobSpec, options: RunOptions) -> tuple[str, ...]:
+    """The nodes of a job as far as they are known here: a scheduler's nodes are those whose launchers have been."""
+    if spec.backend == "local":
+        return node_names(spec, options)
+    return tuple(JobFiles(places.jobs, spec.job).nodes())
+
+
+def register_job(places: Places, spec: JobSpec, options: RunOptions, *, token: bool = True) -> None:
+    """Write what is to be run, and (`token`) for launchers on other machines the token that they are asked with.
+
+    Raises JobRefused where a job of that name has already run: terminal stays terminal.
+    """
     folder = places.job(checked_name("job", spec.job))
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -59,6 +71,8 @@ def register_job(places: Places, spec: JobSpec, options: RunOptions) -> None:
         raise JobRefused(f"there is already a job {spec.job!r} in {places.state}; choose another --job name") from error
     (folder / "nodes").mkdir(mode=0o700)
     places.checkpoints(spec.job).mkdir(mode=0o700, parents=True, exist_ok=True)
+    if token and spec.backend != "local":
+        make_token(places.jobs, spec.job)
     (folder / "run.json").write_bytes(msgspec.json.encode(options))
     (folder / "job.json").write_bytes(msgspec.json.encode(spec))
 

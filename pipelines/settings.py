@@ -17,6 +17,9 @@ from pipelines.errors import StatedError
 
 DEFAULT_FILE = Path("transom.toml")
 RING_TOKEN_VARIABLE = "TRANSOM_RING_TOKEN"
+LAUNCHER_TOKEN_VARIABLE = "TRANSOM_LAUNCHER_TOKEN_FILE"
+NODE_VARIABLES = ("TRANSOM_NODE", "SLURMD_NODENAME", "NODE_NAME")  # the first that is set names this node
+HOST_VARIABLES = ("TRANSOM_HOST", "POD_IP")  # how other nodes reach it
 SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108; the file names below the folder need some of them
 Mode = Literal["observe", "approve", "auto"]
 
@@ -93,6 +96,10 @@ class DetectSettings(_Section):
 
 
 class RecoverSettings(_Section):
+    backend: str = Field("local", description="who runs jobs that do not say: local, slurm, kubernetes, or a plug-in")
+    backends: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="what a backend is told, by its name: its own page lists it"
+    )
     modes: dict[str, Mode] = Field(default_factory=dict, description="observe, approve or auto for each class")
     probation_steps: int = Field(20, ge=0, description="new steps before an incident is resolved")
     probation_seconds: float = Field(60.0, ge=0.0, description="and at least so long")
@@ -231,6 +238,22 @@ class Settings(BaseSettings):
 def ring_token_given() -> str | None:
     """The ring's token, where it is given by the environment and not by a file."""
     return os.environ.get(RING_TOKEN_VARIABLE)
+
+
+def launcher_token_file_given() -> Path | None:
+    """The file with the token of a job's launchers, where it does not lie in the job's folder."""
+    given = os.environ.get(LAUNCHER_TOKEN_VARIABLE)
+    return Path(given) if given else None
+
+
+def node_given() -> str | None:
+    """This node's name, as whoever started us on it tells: we ourselves, Slurm, or a pod's own description."""
+    return next((os.environ[name] for name in NODE_VARIABLES if os.environ.get(name)), None)
+
+
+def host_given() -> str | None:
+    """How other nodes reach this one, where its host's name is not what they know."""
+    return next((os.environ[name] for name in HOST_VARIABLES if os.environ.get(name)), None)
 
 
 def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -80,6 +80,7 @@ class JobRecords(Protocol):
         ...
 
 
+@runtime_checkable
 class Allocation(Protocol):
     """One scheduler. One contract suite: tests/contract/test_allocation.py."""
 

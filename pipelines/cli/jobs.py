@@ -23,7 +23,7 @@ from pipelines.cli.options import (
     settings_from,
     with_model,
 )
-from pipelines.cli.torchrun_flags import refuse_flag, refuse_more_machines
+from pipelines.cli.torchrun_flags import refuse_flag, refuse_more_machines, whole_nodes
 from pipelines.errors import StatedError
 from pipelines.injectable import FAULTS, listed
 
@@ -83,7 +83,10 @@ def run(
     nproc_per_node: Annotated[
         int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Ranks on each node.")
     ] = 1,
-    nnodes: Annotated[str, typer.Option("--nnodes", help="Machines: 1. To divide this one: --virtual-nodes.")] = "1",
+    nnodes: Annotated[
+        str,
+        typer.Option("--nnodes", help="Machines: 1, or as many as --backend gives. To divide this: --virtual-nodes."),
+    ] = "1",
     standalone: Annotated[
         bool, typer.Option("--standalone", help="As torchrun's: one machine, a free port. It is always so.")
     ] = False,
@@ -102,24 +105,32 @@ def run(
     allow_inject: Annotated[bool, typer.Option("--allow-inject", help="Let `transom inject` break this job.")] = False,
     no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Run without checkpoint engines.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show the ranks' output.")] = False,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="Who gives nodes: local (default), slurm, kubernetes, or a plug-in.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit only; `transom attend` starts the job.")] = False,
     config: Config = None,
     state_dir: StateDir = None,
     bus: BusKind = None,
     bootstrap_servers: Bootstrap = None,
 ) -> None:
-    """Launch a distributed job on this machine, with torchrun's flag names, and stay until it is over.
+    """Launch a distributed job, here or on a scheduler's nodes, with torchrun's flag names; stay until it is over.
 
     Exit code: 0 finished, 1 failed or stopped by recovery, 130 stopped by Ctrl-C.
     """
     from pipelines.open_bus import open_bus
     from pipelines.own_process import go_with_parent, stop_on_signal
     from pipelines.run import JobRun, RunOptions, default_job_name
+    from pipelines.run_scheduled import ScheduledRun
     from recovery.launcher.protocol import JobSpec
 
-    refuse_more_machines(nnodes)
-    script = _whole_name(script, module)
     clock = SystemClock()
     settings = settings_from(config, state_dir, bus, bootstrap_servers)
+    chosen = backend or settings.recover.backend
+    nodes = virtual_nodes if chosen == "local" else whole_nodes(nnodes)
+    if chosen == "local":
+        refuse_more_machines(nnodes)
+    script = _whole_name(script, module)
     inherited = dict(os.environ)
     go_with_parent(os.environ)
     stop = stop_on_signal()
@@ -129,8 +140,9 @@ def run(
         script=script,
         argv=tuple(arguments or ()),
         module=module,
-        nodes=virtual_nodes,
+        nodes=nodes,
         nproc_per_node=nproc_per_node,
+        backend=chosen,
     )
     options = RunOptions(
         spares=spares,
@@ -144,6 +156,10 @@ def run(
     )
     tell = Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print
     arguments_of_ours = settings_arguments(config, state_dir, bus, bootstrap_servers)
+    if chosen != "local":
+        scheduled = ScheduledRun(settings, spec, options, clock, random.Random(), arguments_of_ours)
+        code = scheduled.run(stop, lambda text: tell(f"transom: {text}"), detach=detach)
+        raise typer.Exit(stop.exit_code if stop.is_set() else code)
     job_run = JobRun(settings, spec, options, clock, random.Random(), arguments_of_ours)
     code = job_run.run(stop, lambda text: tell(f"transom: {text}"), inherited)
     raise typer.Exit(stop.exit_code if code and stop.is_set() else code)
@@ -179,6 +195,7 @@ def inject(
     state_dir: StateDir = None,
 ) -> None:
     """Break one rank of a running job on purpose, to see what is made of it."""
+    from pipelines.backends import JobBackends
     from pipelines.inject import Injector
     from pipelines.places import Places
 
@@ -188,7 +205,9 @@ def inject(
         "megabytes_per_second": megabytes_per_second, "megabytes_max": megabytes_max, "at_step": at_step,
     }  # fmt: skip
     parameters = {name: float(value) for name, value in given.items() if value is not None}
-    Injector(Places.of(settings), SystemClock()).inject(job, rank, fault, parameters)
+    places, clock = Places.of(settings), SystemClock()
+    backends = JobBackends(settings, places, clock, random.Random())
+    Injector(places, clock, backends.of).inject(job, rank, fault, parameters)
     typer.echo(f"{fault} into rank {rank} of {job}")
 
 

@@ -1,4 +1,4 @@
-"""Commands that are services: up, detect, recover, record, console, ckpt serve, and the launcher of one node."""
+"""Commands that are services: up, detect, recover, record, console, ckpt serve, launchers, and who attends a job."""
 
 from __future__ import annotations
 
@@ -181,22 +181,72 @@ def ckpt_serve(
 
 def launcher(
     job: Job,
-    node: Node,
+    node: Annotated[
+        str | None, typer.Option("--node", help="This node's name (default: as Slurm or the pod tells it).")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", help="Listen for other machines: auto, or HOST:PORT (port 0: any).")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option("--advertise", help="How others reach this host (default: its name, or POD_IP).")
+    ] = None,
+    with_engine: Annotated[
+        bool, typer.Option("--with-engine", help="Run the node's checkpoint engine beside it.")
+    ] = False,
+    registered: Annotated[
+        Path | None, typer.Option("--registered", help="Folder with job.json and run.json, where none is shared.")
+    ] = None,
     config: Config = None,
     state_dir: StateDir = None,
     bus: BusKind = None,
     bootstrap_servers: Bootstrap = None,
 ) -> None:
-    """One launcher of one node; `transom run` starts these."""
+    """One launcher of one node, as `transom run` or a scheduler starts it."""
     from pipelines.launch import run_launcher
+    from pipelines.node import listen_of, own_node, run_node, take_registration
     from pipelines.open_bus import open_bus
+    from pipelines.own_process import stop_on_signal, tell
     from pipelines.places import Places
 
     inherited = dict(os.environ)
     settings = _own_service(config, state_dir, bus, bootstrap_servers, back=False)
-    clock = SystemClock()
-    bus_of_ours = open_bus(settings, clock, client=f"launcher-{node}")
-    raise typer.Exit(run_launcher(Places.of(settings), job, node, bus_of_ours, clock, inherited))
+    clock, places, name = SystemClock(), Places.of(settings), own_node(node)
+    if registered is not None:
+        take_registration(places, job, registered)
+    reach, host = listen_of(listen, advertise, places, job)
+    if with_engine:
+        given = {"--listen": listen, "--advertise": advertise}
+        more = [part for flag, value in given.items() if value is not None for part in (flag, value)]
+        ours = settings_arguments(config, state_dir, bus, bootstrap_servers)
+        raise typer.Exit(run_node(places, job, name, more, ours, clock, stop_on_signal(), tell, inherited))
+    bus_of_ours = open_bus(settings, clock, client=f"launcher-{name}")
+    raise typer.Exit(run_launcher(places, job, name, bus_of_ours, clock, inherited, listen=reach, host=host))
+
+
+def attend(
+    job: Job,
+    config: Config = None,
+    state_dir: StateDir = None,
+    bus: BusKind = None,
+    bootstrap_servers: Bootstrap = None,
+) -> None:
+    """Start a scheduler's job once its launchers are there, and stay until it is over; Ctrl-C leaves, the job goes on.
+
+    Exit code: 0 finished, 1 failed or stopped by recovery, 130 left by Ctrl-C.
+    """
+    from pipelines.attend import Attendance
+    from pipelines.backends import JobBackends
+    from pipelines.own_process import stop_on_signal, tell
+    from pipelines.places import Places
+    from pipelines.run import read_job
+
+    stop = stop_on_signal()
+    settings = _own_service(config, state_dir, bus, bootstrap_servers)
+    clock, places = SystemClock(), Places.of(settings)
+    spec, _ = read_job(places, job)
+    backend = JobBackends(settings, places, clock, random.Random()).named(spec.backend)
+    code = Attendance(backend, job, clock).run(stop, lambda text: tell(f"transom: {text}"))
+    raise typer.Exit(stop.exit_code if stop.is_set() else code)
 
 
 def _service(

@@ -53,3 +53,11 @@ def refuse_more_machines(nnodes: str) -> None:
             f"--nnodes {nnodes} would be more than this machine, and `transom run` starts a job on one; "
             "to divide this machine into nodes use --virtual-nodes"
         )
+
+
+def whole_nodes(nnodes: str) -> int:
+    """How many nodes a scheduler is asked for. Raises FlagRefused for a range: a job has one size, and spares."""
+    low, _, high = nnodes.partition(":")
+    if not low.isdecimal() or (high and high != low) or int(low) < 1:
+        raise FlagRefused(f"--nnodes {nnodes} is not a number of nodes; give one number, and --spares for more nodes")
+    return int(low)

@@ -21,7 +21,7 @@ from recovery.launcher.client import LauncherSilent, LauncherUnreachable, ask
 from recovery.launcher.job_files import BrokenJobFile, JobFiles
 from recovery.launcher.ports import PORTS, first_free_port, port_candidates
 from recovery.launcher.procfs import all_processes, is_alive, kill_exactly
-from recovery.launcher.protocol import NodeFile, Placement, Reply, Request
+from recovery.launcher.protocol import JobEnd, NodeFile, Placement, Reply, Request
 
 from .launchers import JobOutcome, Launchers
 from .view import Answer
@@ -82,6 +82,10 @@ class LocalBackend:
     def wait_for_launchers(self, job: str, deadline_seconds: float) -> bool:
         """Whether enough launchers for the job answer in time."""
         return self._launchers(job).wait(deadline_seconds)
+
+    def end(self, job: str) -> JobEnd | None:
+        """How the job has ended; None: it has not."""
+        return self._launchers(job).written().end
 
     def _launchers(self, job: str) -> Launchers:
         try:

@@ -25,7 +25,7 @@ from recovery.backend import (
     TooFewNodes,
     Unavailable,
 )
-from recovery.launcher.protocol import Observe
+from recovery.launcher.protocol import JobEnd, Observe
 
 from .asking import ask_all
 from .in_allocation import InAllocation, KeyOf
@@ -47,16 +47,13 @@ class ScheduledBackend:
     """`Backend` over an `Allocation` and the launchers that run in it."""
 
     def __init__(self, allocation: Allocation, key_of: KeyOf, clock: Clock, random: Random) -> None:
+        self.name = allocation.name
         self._allocation = allocation
         self._key_of = key_of
         self._clock = clock
         self._random = random
         self._remembered: dict[str, Remembered] = {}
         self._met: dict[str, tuple[int, float]] = {}  # by job: the newest generation that runs, and since when we know
-
-    @property
-    def name(self) -> str:
-        return self._allocation.name
 
     # Backend
 
@@ -96,7 +93,8 @@ class ScheduledBackend:
         launchers.confirm_gone(request, answers)
         if view is None or view.phase == "running":
             try:
-                placement = launchers.place(request, written, answers)
+                generation = view.generation if view is not None else (last.generation if last else 0)
+                placement = launchers.place(request, written, answers, generation=generation)
             except TooFewNodes:
                 coming = self._coming(view, request, written, answers) if view is not None else []
                 if view is None:
@@ -140,6 +138,10 @@ class ScheduledBackend:
         launchers, _ = self._launchers(job)
         return launchers.wait(deadline_seconds)
 
+    def end(self, job: str) -> JobEnd | None:
+        """How the job has ended; None: it has not."""
+        return self._allocation.records(job).end()
+
     # Looking
 
     def _look(self, job: str) -> tuple[AllocationView | None, Unavailable | None]:
@@ -169,12 +171,13 @@ class ScheduledBackend:
         attempt = written.placement.attempt if written.placement is not None else 0
         if not states or any(state.attempt > attempt for state in states):
             raise silence or Unavailable(f"neither the scheduler nor any launcher of {written.spec.job} answers")
-        seen = view_of(written, answers)
+        generation = written.placement.generation if written.placement is not None else 0
+        seen = view_of(written, answers, generation=generation)
         return replace(seen, note=f"the scheduler does not answer: {silence}" if silence else seen.note)
 
     def _seen(self, view: AllocationView, written: Written, answers: Sequence[Answer]) -> Observation:
         """Launchers' answers under the scheduler's own view, which may be a step ahead of the records."""
-        seen = view_of(written, answers)
+        seen = view_of(written, answers, generation=view.generation)
         here = {node.name for node in seen.nodes}
         without = [
             NodeView(node, "excluded" if node in written.excluded else "lost", written.spec.nproc_per_node)

@@ -123,7 +123,7 @@ class LauncherEnd:
             claim = _CLAIMS.decode(line)
         except (ValueError, RecursionError) as error:
             raise NotProved(f"a claim was expected, not {line[:40]!r}") from error
-        words = (PROTOCOL, self._key.job, self._nonce, claim.nonce)
+        words: tuple[str, ...] = (PROTOCOL, self._key.job, self._nonce, claim.nonce)
         if len(claim.nonce) != 2 * NONCE_BYTES or not _same(_prove(self._key.token, "asker", words), claim.proof):
             raise NotProved("whoever asks does not know the job's token")
         words = (*words, self._node)

@@ -1,0 +1,53 @@
+"""`transom run --backend …`: registers a job, has its scheduler take nodes that each run a launcher, and attends it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from random import Random
+
+from ingest.clock import Clock
+from pipelines.attend import Attendance
+from pipelines.backends import make_backend, submit
+from pipelines.open_bus import own_command
+from pipelines.places import Places
+from pipelines.run import RunOptions, register_job
+from pipelines.settings import Settings
+from recovery.launcher.protocol import JobSpec
+
+
+class ScheduledRun:
+    """The front of one job whose nodes a scheduler gives. It may leave: nothing of the job hangs on it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        spec: JobSpec,
+        options: RunOptions,
+        clock: Clock,
+        random: Random,
+        arguments: Sequence[str],
+    ) -> None:
+        self._spec = spec
+        self._options = options
+        self._clock = clock
+        self._arguments = list(arguments)  # that give launchers the same settings
+        self._places = Places.of(settings)
+        self._backend = make_backend(spec.backend, settings, self._places, clock, random)
+
+    def run(self, stop: threading.Event, tell: Callable[[str], None], *, detach: bool = False) -> int:
+        """Submit the job and (unless `detach`) attend it. The exit code is the attendance's."""
+        job = self._spec.job
+        register_job(self._places, self._spec, self._options)
+        nodes = self._spec.nodes + self._options.spares
+        submit(self._backend, job, nodes=nodes, command=self._launcher())
+        tell(f"job {job}: {nodes} nodes are asked of {self._spec.backend}")
+        if detach:
+            tell(f"job {job}: `transom attend --job {job}` starts it when they are there")
+            return 0
+        return Attendance(self._backend, job, self._clock).run(stop, tell)
+
+    def _launcher(self) -> list[str]:
+        """What runs once on each node."""
+        engine = ["--with-engine"] if self._options.checkpoints else []
+        return own_command("launcher", "--job", self._spec.job, "--listen", "auto", *engine, *self._arguments)
