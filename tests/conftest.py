@@ -2,5 +2,6 @@
 
 from tests.kafka_fixture import kafka_bootstrap, kafka_prefix
 from tests.machine import pytest_runtest_makereport
+from tests.slurm_fixture import slurm, slurm_of_the_session
 
-__all__ = ["kafka_bootstrap", "kafka_prefix", "pytest_runtest_makereport"]
+__all__ = ["kafka_bootstrap", "kafka_prefix", "pytest_runtest_makereport", "slurm", "slurm_of_the_session"]

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 MAY_NOT_SKIP = "TRANSOM_TESTS_MAY_NOT_SKIP"  # set in CI
-PACKAGES = {"java": "a Java 17", "mvn": "Maven", "chromium": "Chromium", "ip": "iproute2", "openssl": "OpenSSL"}
+PACKAGES = {
+    "java": "a Java 17", "mvn": "Maven", "chromium": "Chromium", "ip": "iproute2", "openssl": "OpenSSL",
+    "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client",
+}  # fmt: skip
 
 
 def program(name: str) -> Path:
