@@ -25,10 +25,11 @@ from ingest.events import TOPICS, Message
 from ingest.sqlite_bus import SqliteBus
 from recovery.backend import RankView
 from recovery.backends.local import LocalBackend
-from recovery.launcher.config import LauncherConfig, LauncherLimits
+from recovery.launcher.config import LauncherConfig, LauncherLimits, Listen
 from recovery.launcher.job_files import JobFiles
 from recovery.launcher.launcher import Launcher
 from recovery.launcher.procfs import is_alive
+from recovery.launcher.proof import JobKey
 from recovery.launcher.protocol import JobSpec, NodeFile
 
 DEADLINE_SECONDS = 30.0
@@ -87,8 +88,10 @@ class Lab:
         path.write_text((SOCKET_CLIENT if client else "") + textwrap.dedent(text))
         return path
 
-    def launch(self, script: Path | str, node: str = "node0", **config: Any) -> subprocess.Popen[bytes]:
-        """Start one launcher and wait until it can be asked."""
+    def launch(
+        self, script: Path | str, node: str = "node0", *, wait: bool = True, **config: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start one launcher and (`wait`) wait until it can be asked."""
         content = {
             "job": JOB, "node": node, "slots": self.spec.nproc_per_node, "script": str(script),
             "control_socket": str(self.folder / f"{node}.c"),
@@ -103,8 +106,12 @@ class Lab:
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.processes[node] = process
-        wait_for(lambda: self.is_up(node, process), f"launcher of {node}: {self.shown(node)}")
+        if wait:
+            self.await_launcher(node)
         return process
+
+    def await_launcher(self, node: str) -> None:
+        wait_for(lambda: self.is_up(node, self.processes[node]), f"launcher of {node}: {self.shown(node)}")
 
     def is_up(self, node: str, process: subprocess.Popen[bytes]) -> bool:
         assert process.poll() is None, self.shown(node)
@@ -113,7 +120,9 @@ class Lab:
 
     def launch_all(self, script: Path | str, **config: Any) -> None:
         for node in self.node_names:
-            self.launch(script, node, **config)
+            self.launch(script, node, wait=False, **config)
+        for node in self.node_names:
+            self.await_launcher(node)
 
     def shown(self, node: str = "node0") -> str:
         """What that launcher has shown to the person who started it."""
@@ -187,6 +196,9 @@ def main() -> int:
     content["limits"] = LauncherLimits(**content.get("limits", {}))
     content.setdefault("base_env", dict(os.environ))
     content.setdefault("preload_torch", False)
+    token = content.pop("tcp_token", None)
+    if token is not None:  # also for whoever asks over TCP
+        content |= {"host": "127.0.0.1", "listen": Listen(host="127.0.0.1", port=0, key=JobKey(JOB, token.encode()))}
     config = LauncherConfig(show_output=1, **content)
     return Launcher(config, bus, clock).run()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,17 @@ import pytest
 
 from ingest.clock import ManualClock
 from recovery.backend import Backend, Conflict, Rejected, StartRequest
+from recovery.backends.in_allocation import told_by
+from recovery.backends.local import ranks_of
 from recovery.backends.memory import MemoryBackend
+from recovery.backends.scheduled import ScheduledBackend
 from recovery.backends.simulated import SimulatedBackend
-from tests.launcher_lab import JOB, lab_in_short_folder, wait_for
+from recovery.backends.simulated_allocation import SimulatedAllocation
+from recovery.launcher.procfs import is_alive
+from recovery.launcher.proof import JobKey
+from tests.launcher_lab import JOB, Lab, lab_in_short_folder, wait_for
 
+TOKEN = "0123456789abcdef0123456789abcdef"
 SLEEPER = """
 import signal, time
 print("up", flush=True)
@@ -54,7 +62,26 @@ def memory_world(backend: MemoryBackend) -> World:
     )
 
 
-@pytest.fixture(params=["memory", "simulated", "local"])
+def over_tcp(lab: Lab) -> ScheduledBackend:
+    """The lab's launchers, asked over TCP, in the allocation of a simulated scheduler."""
+    allocation = SimulatedAllocation(lab.node_names, lab.clock)
+    allocation.register(lab.spec)
+
+    def tell(job: str, generation: int, nodes: tuple[str, ...]) -> None:
+        for launcher in told_by(list(lab.files.nodes().values()), nodes):
+            allocation.tell(job, launcher)
+
+    def lives(job: str, node: str) -> bool:
+        file = lab.node_file(node)
+        return file is not None and (is_alive(file.pid, file.start_time) or bool(ranks_of(file)))
+
+    allocation.on_nodes, allocation.lives = tell, lives
+    backend = ScheduledBackend(allocation, lambda job: JobKey(JOB, TOKEN.encode()), lab.clock, random.Random(1))
+    backend.submit(JOB, nodes=len(lab.node_names), command=())
+    return backend
+
+
+@pytest.fixture(params=["memory", "simulated", "local", "scheduled"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "memory":
         yield memory_world(MemoryBackend(ManualClock()))
@@ -63,18 +90,27 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         yield memory_world(SimulatedBackend(tmp_path / "jobs", ManualClock()))
         return
     with lab_in_short_folder(nodes=2, per_node=2, spares=1) as lab:
-        lab.launch_all(lab.script(SLEEPER))
+        backend: Backend = lab.backend
+        if request.param == "local":
+            lab.launch_all(lab.script(SLEEPER))
+        else:
+            lab.launch_all(lab.script(SLEEPER), tcp_token=TOKEN)
+            backend = over_tcp(lab)
 
         def lose_node(node: str) -> None:
             lab.processes[node].kill()
             lab.processes[node].wait()
-            wait_for(lambda: all(r.state == "exited" for r in lab.ranks_on(node)), "its ranks went with it")
+            file = lab.node_file(node)
+            wait_for(lambda: file is None or not ranks_of(file), "its ranks went with it")
 
         def end_rank(rank: int, signal: int) -> None:
-            os.kill(lab.pids()[rank], signal)
-            wait_for(lambda: rank not in lab.pids(), f"rank {rank} is seen to be gone")
+            def living() -> dict[int, int]:
+                return {view.rank: view.pid for view in backend.observe(JOB).ranks if view.state != "exited"}
 
-        yield World(lab.backend, lose_node, end_rank)
+            os.kill(living()[rank], signal)
+            wait_for(lambda: rank not in living(), f"rank {rank} is seen to be gone")
+
+        yield World(backend, lose_node, end_rank)
 
 
 def test_a_job_that_never_ran_is_stopped_and_its_nodes_are_spare(world: World) -> None:
