@@ -65,10 +65,10 @@ def ask_these(
 
 
 def ask_all(reach: Reach, written: Written, request: Request, timeout_seconds: float) -> list[Answer]:
-    """Every launcher; a node of the newest attempt that has none any more is a silent one."""
+    """Every launcher; a node of the newest attempt that has none any more is a silent one, unless the job is over."""
     answers = ask_these(reach, reach.addresses(), request, timeout_seconds)
     placement = written.placement
-    if placement is None:
+    if placement is None or written.end is not None:
         return answers
     here = {answer.node for answer in answers}
     slots = written.spec.nproc_per_node
