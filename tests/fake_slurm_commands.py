@@ -133,7 +133,7 @@ class FakeController:
         return (
             f"JobId={number} JobName={job['name']} UserId=root(0) Priority={0 if job['held'] else 4294901759} "
             f"JobState={job['state']} Reason={job['reason'] or 'None'} Dependency={nothing} "
-            f"Requeue={int(job['requeue'])} Restarts={job['restarts']} BatchFlag=1 ExitCode=0:0 "
+            f"Requeue={int(job['requeue'])} Restarts={job['restarts']} BatchFlag=1 ExitCode=0:0 RunTime=00:01:00 "
             f"SubmitTime={job['submitted']} Partition=main "
             f"ReqNodeList={','.join(job['requested']) or nothing} ExcNodeList={','.join(job['excluded']) or nothing} "
             f"NodeList={','.join(job['nodes']) or nothing} NumNodes={len(job['nodes']) or job['span'][0]} "

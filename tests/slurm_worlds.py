@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ingest.clock import SystemClock
+from ingest.clock import Clock, ManualClock, SystemClock
 from recovery.backends.slurm import SlurmAllocation
 from recovery.backends.slurm_cli import SlurmTimes
 from recovery.backends.slurm_script import SlurmOptions
@@ -26,6 +26,8 @@ class SlurmJobs:
 
     def __init__(self, slurm: SlurmLab | FakeSlurm, folder: Path) -> None:
         self.slurm = slurm
+        # What a fake does takes no time, so that nobody needs to wait.
+        self.clock: Clock = SystemClock() if isinstance(slurm, SlurmLab) else ManualClock(1_790_000_000.0)
         self.folder = folder / "jobs"
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -37,7 +39,7 @@ class SlurmJobs:
     def allocation(self, times: SlurmTimes | None = None, **options: Any) -> SlurmAllocation:
         """As a controller sees it that was started just now."""
         commands = self.slurm.commands_within(times or SlurmTimes())
-        return SlurmAllocation(self.folder, commands, SystemClock(), SlurmOptions(end_seconds_max=0.5, **options))
+        return SlurmAllocation(self.folder, commands, self.clock, SlurmOptions(end_seconds_max=0.5, **options))
 
     @contextmanager
     def world(self) -> Iterator[AllocationWorld]:

@@ -20,6 +20,7 @@ from .slurm_text import Mark, SlurmJob, mark_of
 
 SETTLE_SECONDS_MAX = 3.0  # for the old steps to end, within one call; asked again, it goes on
 POLL_SECONDS = 0.03
+CLOCKS_APART_SECONDS = 0.1  # of this host's, the controller's and the nodes' clocks
 NOTES_MAX = 20
 
 
@@ -49,7 +50,7 @@ class Requeue:
         ours = (mark.attempt, mark.token) == (wanted.attempt, wanted.token)
         if mark.attempt > wanted.attempt or (mark.attempt == wanted.attempt and not ours):
             raise Conflict(f"attempt {mark.attempt} stands on Slurm job {found.job_id}, {wanted.attempt} is not newer")
-        if ours and mark.stage == "requeued":
+        if ours and mark.stage == "requeued" and found.phase != "ended":
             return found
         if not (ours and mark.stage == "requeueing"):
             self._refuse_what_cannot_be(found, excluded)
@@ -96,10 +97,16 @@ class Requeue:
 
     def _release(self, found: SlurmJob, mark: Mark, excluded: Sequence[str]) -> SlurmJob:
         self._set_exclusions(found, excluded)
+        self._await_the_next_second()
         if found.held:
             self._commands.release(found.job_id)
         self._say_done(found, mark)
         return self._again(found)
+
+    def _await_the_next_second(self) -> None:
+        """A slurmd takes no new credential for a job from the second in which it revoked the old one: the job would
+        fail at once on a node that it had before ("Job credential revoked", Slurm 22.05)."""
+        self._clock.sleep(1.0 - self._clock.now() % 1.0 + CLOCKS_APART_SECONDS)
 
     def _say_done(self, found: SlurmJob, mark: Mark) -> None:
         done = Mark(mark.job, mark.attempt, mark.token, "requeued", mark.restarts)

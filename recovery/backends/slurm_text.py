@@ -68,12 +68,15 @@ class SlurmJob:
     comment: str
     user: str
     submitted: str  # local time; of the last requeue, where there was one
+    run_time: str  # hh:mm:ss, with days before it where there are any
 
     @property
     def is_over(self) -> bool:
         """It came to its own end, or a person has cancelled it: terminal stays terminal."""
         if self.phase != "ended" or self.state in NOT_ITS_OWN_END:
             return False
+        if self.state == "FAILED" and self.restarts and self.run_time == "00:00:00":
+            return False  # requeued, and a slurmd refused to launch it: it never ran
         return self.state != "FAILED" or self.reason not in NOT_ITS_OWN_REASON
 
 
@@ -165,6 +168,7 @@ def job_of(text: str) -> SlurmJob:
             comment=fields.get("Comment", ""),
             user=fields["UserId"],
             submitted=fields["SubmitTime"],
+            run_time=fields["RunTime"],
         )
     except (KeyError, ValueError) as error:
         raise UnreadableAnswer(f"scontrol told a job in a way that is not understood ({_why(error)})") from error
