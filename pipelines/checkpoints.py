@@ -159,6 +159,13 @@ class EngineCatalog:
         with ThreadPoolExecutor(max(len(admins), 1), "drain") as pool:
             return list(pool.map(lambda admin: _drained(admin, timeout_seconds), admins))
 
+    def persist_newest(self, job: str, *, deadline_seconds: float) -> str:
+        """See `PersistingCatalog`: before nodes go away on purpose, their memory is brought to disk."""
+        missing = [
+            f"{one.node or 'an engine'}: {one.reason}" for one in self.drain(job, deadline_seconds) if not one.done
+        ]
+        return "; ".join(missing)
+
     def metrics(self, job: str) -> str:
         """Prometheus' text of all engines of a job; `transom_ckpt_engine_up` is 0 where one does not answer."""
         spec, options = read_job(self._places, job)

@@ -19,6 +19,7 @@ from pipelines.settings import Settings
 from recovery.action import RECOVERY_TYPES, Command
 from recovery.calls import Result
 from recovery.controller import Controller
+from recovery.lease import ControllerLease
 from recovery.store import RecoveryStore
 from recovery.workers import ThreadWorkers
 
@@ -30,10 +31,25 @@ FLUSH_SECONDS_MAX = 10.0
 RETRY_SECONDS = 1.0
 
 
+def open_jobs(places: Places) -> list[str]:
+    """Jobs that are registered here and whose end nobody has written down."""
+    registered = (path.parent for path in places.jobs.glob("*/job.json"))
+    return sorted(folder.name for folder in registered if not (folder / "outcome.json").exists())
+
+
 class Recover:
     """The one controller of this host; a second one is refused by the lease."""
 
-    def __init__(self, settings: Settings, places: Places, bus: Bus, clock: Clock, random: Random) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        places: Places,
+        bus: Bus,
+        clock: Clock,
+        random: Random,
+        lease: ControllerLease | None = None,
+    ) -> None:
+        """`lease`: the scheduler's own, where controllers of several hosts might serve the same jobs."""
         self._bus = bus
         self._clock = clock
         self._codec = Codec(RECOVERY_TYPES)
@@ -42,8 +58,9 @@ class Recover:
         workers: ThreadWorkers[Result] = ThreadWorkers()
         backend = JobBackends(settings, places, clock, random)
         self._controller = Controller(
-            self._store, backend, EngineCatalog(places), policy_config(settings), random, workers
-        )
+            self._store, backend, EngineCatalog(places), policy_config(settings), random, workers,
+            jobs=lambda: open_jobs(places), lease=lease,
+        )  # fmt: skip
         self._ready.unlink(missing_ok=True)
 
     def run(self, stop: Event) -> None:

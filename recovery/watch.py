@@ -31,6 +31,7 @@ class Looked:
     """What was seen of one job lately. Times are UTC seconds; None: it is not so."""
 
     not_before: float = 0.0
+    alive_attempt: int = 0  # the newest that was seen to run, in this life
     down_attempt: int = 0
     down_since: float | None = None
     silent_since: float | None = None
@@ -103,7 +104,9 @@ class Watch:
             self._may_grow(result, now)
 
     def _down(self, looked: Looked, observation: Observation, now: float) -> None:
-        if not self._exits.unexplained(observation):
+        if any(rank.state != "exited" for rank in observation.ranks):
+            looked.alive_attempt = observation.attempt
+        if not self._ended_lately(looked, observation, now) or not self._exits.unexplained(observation):
             looked.down_since = None
             return
         if looked.down_since is None or looked.down_attempt != observation.attempt:
@@ -112,6 +115,14 @@ class Watch:
         if waited >= self._config.exit_grace_seconds:
             looked.down_since = None
             self._exits.open(observation, waited, now)
+
+    def _ended_lately(self, looked: Looked, observation: Observation, now: float) -> bool:
+        """It ran while we looked, or we started it a moment ago: not a job that somebody left behind last week."""
+        if looked.alive_attempt == observation.attempt:
+            return True
+        since = now - self._config.verdict_seconds_max
+        ours = (one for one in self._store.attempts(observation.job) if one.attempt == observation.attempt)
+        return any(one.started_at is not None and one.started_at >= since for one in ours)
 
     # A backend that does not answer
 

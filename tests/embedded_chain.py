@@ -40,6 +40,7 @@ stop_grace_seconds = 0.3
 evidence_seconds = 1.0
 same_cause_max = 100
 restarts_max = 100
+budgets = { user = 100, unknown = 100, hang = 100, infra = 100 }
 [record]
 metrics_flush_seconds = 0.5
 """

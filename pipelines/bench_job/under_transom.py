@@ -39,6 +39,7 @@ probation_steps = 3
 probation_seconds = 1.0
 restarts_max = 1000
 same_cause_max = 100
+budgets = {{ user = 1000, unknown = 1000, hang = 1000, infra = 1000 }}
 {more}
 """
 _groups = count()

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from detectors.verdict import Verdict
 from ingest.clock import ManualClock
-from recovery.action import Action, Incident, Receipt
 from recovery.backend import (
     Ambiguous,
     BackendError,
@@ -25,6 +24,7 @@ from recovery.calls import Result
 from recovery.controller import Controller
 from recovery.policy_config import PolicyConfig
 from recovery.store import Fenced, RecoveryStore
+from recovery.store_schema import OutboxMessage
 from recovery.workers import Done
 
 JOB = "job"
@@ -180,7 +180,7 @@ class ScheduleWorld:
     clock: ManualClock = field(default_factory=lambda: ManualClock(1000.0))
     topic: list[Verdict] = field(default_factory=list)
     offset: int = 0
-    published: list[Action | Receipt | Incident] = field(default_factory=list)
+    published: list[OutboxMessage] = field(default_factory=list)
     lives: int = 0
 
     def __post_init__(self) -> None:
