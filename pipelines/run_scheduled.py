@@ -12,8 +12,18 @@ from pipelines.backends import make_backend, submit
 from pipelines.open_bus import own_command
 from pipelines.places import Places
 from pipelines.run import RunOptions, register_job
-from pipelines.settings import Settings
+from pipelines.settings import DEFAULT_FILE, Settings
 from recovery.launcher.protocol import JobSpec
+
+
+def _whole(arguments: Sequence[str], places: Places) -> list[str]:
+    """The flags that give launchers the same settings, wherever they are started."""
+    whole = list(arguments)
+    if "--config" not in whole and DEFAULT_FILE.is_file():
+        whole += ["--config", str(DEFAULT_FILE.absolute())]
+    if "--state-dir" not in whole:
+        whole += ["--state-dir", str(places.state)]
+    return whole
 
 
 class ScheduledRun:
@@ -31,8 +41,8 @@ class ScheduledRun:
         self._spec = spec
         self._options = options
         self._clock = clock
-        self._arguments = list(arguments)  # that give launchers the same settings
         self._places = Places.of(settings)
+        self._arguments = _whole(arguments, self._places)
         self._backend = make_backend(spec.backend, settings, self._places, clock, random)
 
     def run(self, stop: threading.Event, tell: Callable[[str], None], *, detach: bool = False) -> int:

@@ -55,6 +55,11 @@ class ScheduledBackend:
         self._remembered: dict[str, Remembered] = {}
         self._met: dict[str, tuple[int, float]] = {}  # by job: the newest generation that runs, and since when we know
 
+    @property
+    def allocation(self) -> Allocation:
+        """For what only its scheduler can be asked."""
+        return self._allocation
+
     # Backend
 
     def observe(self, job: str) -> Observation:
@@ -99,11 +104,9 @@ class ScheduledBackend:
                 coming = self._coming(view, request, written, answers) if view is not None else []
                 if view is None:
                     raise silence or Unavailable(f"the scheduler of {request.job} does not answer") from None
-                if coming and replacing:
-                    return self._starting(view, written, answers)
-                if coming:
+                if coming and not replacing:
                     raise Unavailable(f"launchers of {request.job} come up on {', '.join(coming)}") from None
-                if replacing:
+                if replacing and not coming:
                     raise
             else:
                 launchers.start_on(written, placement)
