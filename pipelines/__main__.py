@@ -18,6 +18,7 @@ from pipelines.cli import (
     machine,
     measures,
     reads,
+    recovery,
     services,
     simulation,
 )
@@ -53,9 +54,13 @@ app.command(hidden=True)(services.launcher)
 app.add_typer(machine.topics, name="topics", rich_help_panel="Services")
 app.command(rich_help_panel="Look")(reads.incidents)
 app.command(rich_help_panel="Look")(reads.verdicts)
-app.command(rich_help_panel="Look")(reads.explain)
+app.command(rich_help_panel="Look")(recovery.explain)
 app.command(rich_help_panel="Look")(reads.ack)
 app.command(rich_help_panel="Look")(reads.approve)
+app.command(rich_help_panel="Look")(recovery.hold)
+app.command(rich_help_panel="Look")(recovery.resume)
+app.command(rich_help_panel="Look")(recovery.abort)
+app.command(rich_help_panel="Look")(recovery.unexclude)
 app.command(rich_help_panel="Look")(jobs.replay)
 app.add_typer(measures.bench, name="bench", rich_help_panel="Measure")
 app.command(rich_help_panel="Measure")(evaluate.evaluate)

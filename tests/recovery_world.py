@@ -10,6 +10,7 @@ from typing import Any
 
 from detectors.verdict import Culprit, Verdict
 from ingest.clock import ManualClock
+from recovery.action import Command, CommandVerb
 from recovery.backend import BackendError, CheckpointChoice, Observation, StartRequest
 from recovery.backends.memory import MemoryBackend
 from recovery.controller import Controller
@@ -140,7 +141,17 @@ class Catalog:
 class World:
     """One job (2 nodes x 2 ranks, one spare), the verdict topic with its committed offset, and what was published."""
 
-    def __init__(self, folder: Path, config: PolicyConfig = QUICK, *, seed: int = 0, cuts: Cuts | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: PolicyConfig = QUICK,
+        *,
+        seed: int = 0,
+        cuts: Cuts | None = None,
+        watched: bool = False,
+    ) -> None:
+        """`watched`: recovery looks at the job without a verdict too."""
+        self.watched = watched
         self.path = folder / "recovery.sqlite"
         self.config = config
         self.clock = ManualClock(1000.0)
@@ -156,13 +167,17 @@ class World:
         self.topic: list[Verdict] = []
         self.offset = 0
         self.published: list[Any] = []
+        self._orders = 0
         self.begin_life()
 
     def begin_life(self) -> None:
         self.store = CuttableStore(self.path, self.cuts)
         workers: InlineWorkers[Any] = InlineWorkers()
         dice = random.Random(self.seed * 1000 + self.store.epoch)
-        self.controller = Controller(self.store, self.backend, self.catalog, self.config, dice, workers)
+        jobs = (JOB,) if self.watched else ()
+        self.controller = Controller(
+            self.store, self.backend, self.catalog, self.config, dice, workers, jobs=lambda: jobs
+        )
 
     def round(self, seconds: float = 0.3) -> None:
         """Poll, tick, publish, and let time pass: a power cut anywhere in it begins the next life."""
@@ -200,6 +215,21 @@ class World:
 
     def send(self, *verdicts: Verdict) -> None:
         self.topic += verdicts
+
+    def order(self, verb: CommandVerb, incident_id: str = "", **fields: Any) -> None:
+        """A person's command, taken in as the service takes it in."""
+        self._orders += 1
+        command = Command(
+            command_id=fields.pop("command_id", f"c{self._orders}"), job=JOB, at=self.clock.now(), verb=verb,
+            incident_id=incident_id, author="ada", **fields,
+        )  # fmt: skip
+        self.controller.accept_command(command, self.clock.now())
+
+    def let_pass(self, seconds: float, step: float = 1.0) -> None:
+        """Rounds for so long, whatever there is to do."""
+        until = self.clock.now() + seconds
+        while self.clock.now() < until:
+            self.round(step)
 
     def attempts(self) -> list[int]:
         """Attempts that effectively started ranks, in order."""

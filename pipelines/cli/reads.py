@@ -1,4 +1,4 @@
-"""Commands that read the ledger and answer it: incidents, verdicts, explain, ack, approve."""
+"""Commands that read the ledger and answer it: incidents, verdicts, ack, approve."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pipelines.cli.options import AsJson, Config, StateDir, settings_from
 if TYPE_CHECKING:
     from pipelines.ledger.client import LedgerClient
     from pipelines.ledger.shapes import IncidentStory, IncidentView
+    from pipelines.settings import Settings
 
 JobFilter = Annotated[str | None, typer.Option("--job", help="Only this job.")]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")]
@@ -62,22 +63,8 @@ def verdicts(
         )
 
 
-def explain(
-    incident_id: Annotated[str, typer.Argument(help="From `transom incidents`.")],
-    config: Config = None,
-    state_dir: StateDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say of one incident what was seen, what was decided by which rule, and what came of it."""
-    with _client(config, state_dir) as client:
-        story = client.incident(incident_id)
-    if as_json:
-        typer.echo(msgspec.json.encode(story).decode())
-    else:
-        _tell(story, Console(highlight=False, markup=False))
-
-
-def _tell(story: IncidentStory, console: Console) -> None:
+def tell_story(story: IncidentStory, console: Console) -> None:
+    """What was seen, decided and done about one incident, for a person."""
     view = story.incident
     console.print(view.summary, style="bold", soft_wrap=True)
     console.print(
@@ -132,11 +119,15 @@ def _post(incident_id: str, verb: str, note: str, plan_hash: str, config: Config
 
 
 def _client(config: Config, state_dir: StateDir) -> LedgerClient:
+    return client_of(settings_from(config, state_dir))
+
+
+def client_of(settings: Settings) -> LedgerClient:
+    """The ledger as these settings reach it."""
     from pipelines.ledger.client import LedgerClient
     from pipelines.ledger_address import ledger_address
     from pipelines.places import Places
 
-    settings = settings_from(config, state_dir)
     where = ledger_address(settings, Places.of(settings))
     return LedgerClient(where.address, where.token())
 

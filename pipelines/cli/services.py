@@ -100,9 +100,25 @@ def detect(
 
 
 def recover(
-    config: Config = None, state_dir: StateDir = None, bus: BusKind = None, bootstrap_servers: Bootstrap = None
+    config: Config = None,
+    state_dir: StateDir = None,
+    bus: BusKind = None,
+    bootstrap_servers: Bootstrap = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plans and do nothing.")] = False,
+    recording: Annotated[
+        Path | None, typer.Option("--recording", help="With --dry-run: the verdicts of a recorded run.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="With --dry-run: also what comes, until Ctrl-C.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="With --dry-run: the decisions as JSON to this file.", dir_okay=False)
+    ] = None,
 ) -> None:
     """Verdicts in; decides, and restarts jobs through their launchers."""
+    if dry_run:
+        from pipelines.cli.recovery import dry_run as rehearse
+
+        rehearse(settings_from(config, state_dir, bus, bootstrap_servers), recording, follow, json_file)
+        return
     from pipelines.open_bus import open_bus
     from pipelines.places import Places
     from pipelines.recover import Recover

@@ -142,6 +142,8 @@ class IncidentBook:
     def apply(self, change: int, message: Any) -> None:
         """One message, with the number of its change; other messages than those of incidents are ignored."""
         self.newest_change = max(self.newest_change, change)
+        if isinstance(message, Command | Action) and not _incident_of(message):
+            return  # about a job as a whole: its rows are in the tables
         match message:
             case Verdict():
                 self._verdict(change, message)
@@ -255,5 +257,9 @@ class IncidentBook:
                 state.feedback = command.feedback
             case "mute":
                 state.muted_until = command.until
-            case "approve" | "reject":
+            case _:
                 pass  # recovery answers with a transition or a receipt
+
+
+def _incident_of(message: Command | Action) -> str:
+    return message.incident_id if isinstance(message, Command) else message.verdict_id

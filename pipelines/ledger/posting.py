@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ingest.bus import BusError, Producer
 from ingest.clock import Clock
 from ingest.codec import Codec
-from recovery.action import RECOVERY_TYPES, Command
+from recovery.action import JOB_VERBS, RECOVERY_TYPES, Command
 
 from .shapes import BadQuestion, CommandRequest, LedgerUnavailable, NotInLedger
 from .state import LedgerState
@@ -50,7 +50,14 @@ class CommandDesk:
                 ) from error
         return command.command_id
 
-    def _command(self, request: CommandRequest) -> Command:
+    def _job_of(self, request: CommandRequest, now: float) -> str:
+        """Whose job it is about. Raises NotInLedger, BadQuestion."""
+        if request.verb in JOB_VERBS:
+            if request.job not in {job.job for job in self._state.jobs(now)}:
+                raise NotInLedger(f"there is no job {request.job!r} in the ledger; `transom incidents` names jobs")
+            if request.verb == "unexclude" and not request.node:
+                raise BadQuestion("node is empty; unexclude needs the node that may be used again")
+            return request.job
         incident = self._state.incident(request.incident_id)
         if incident is None:
             raise NotInLedger(
@@ -58,11 +65,15 @@ class CommandDesk:
             )
         if request.job and request.job != incident.job:
             raise BadQuestion(f"incident {request.incident_id!r} belongs to job {incident.job!r}, not {request.job!r}")
+        return incident.job
+
+    def _command(self, request: CommandRequest) -> Command:
+        now = self._clock.now()
+        job = self._job_of(request, now)
         if not request.author.strip():
             raise BadQuestion("author is empty; say who gives this command")
-        if max(len(request.author), len(request.note), len(request.plan_hash)) > TEXT_CHARACTERS_MAX:
+        if max(map(len, (request.author, request.note, request.plan_hash, request.node))) > TEXT_CHARACTERS_MAX:
             raise BadQuestion(f"a text of this command is longer than {TEXT_CHARACTERS_MAX} characters; shorten it")
-        now = self._clock.now()
         if request.verb == "feedback" and not request.feedback:
             raise BadQuestion("feedback is empty; give true_positive, false_positive or unknown")
         if request.verb in ("approve", "reject") and not request.plan_hash:
@@ -73,7 +84,7 @@ class CommandDesk:
             raise BadQuestion(f"until is {request.until!r}, which is not a time to come (UTC seconds)")
         return Command(
             command_id=self._new_id(),
-            job=incident.job,
+            job=job,
             at=now,
             verb=request.verb,
             incident_id=request.incident_id,
@@ -82,4 +93,5 @@ class CommandDesk:
             feedback=request.feedback,
             note=request.note,
             until=request.until,
+            node=request.node,
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from detectors.verdict import Culprit, Verdict
 from pipelines.errors import StatedError
-from recovery.action import RECOVERY_TYPES, Action, Command, Incident, Receipt
+from recovery.action import RECOVERY_TYPES, Action, Command, CommandVerb, Incident, Receipt
 
 LIST_LIMIT_MAX = 1_000  # rows of one answer
 LIST_LIMIT_DEFAULT = 200
@@ -202,14 +202,15 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command as a person gives it; the ledger adds id and time."""
 
-    verb: Literal["acknowledge", "mute", "approve", "reject", "feedback"]
-    incident_id: str
+    verb: CommandVerb
     author: str
+    incident_id: str = ""  # empty where a whole job is meant: hold, resume, abort, unexclude
     job: str = ""
     note: str = ""
     feedback: Literal["", "true_positive", "false_positive", "unknown"] = ""
     plan_hash: str = ""
     until: float | None = None
+    node: str = ""
 
 
 class LedgerReader(Protocol):

@@ -13,7 +13,7 @@ from rich.console import Console
 from ingest.clock import SystemClock
 from pipelines import replay
 from pipelines.children import ChildFailed, Children
-from pipelines.cli.reads import explain
+from pipelines.cli.recovery import explain
 from pipelines.settings import Settings
 from tests.ledger_messages import verdict
 
@@ -32,7 +32,7 @@ def test_brackets_of_a_log_line_are_shown_by_replay_as_they_are(
 
 
 def test_brackets_of_a_log_line_are_shown_by_explain_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     view = SimpleNamespace(
         summary=SUMMARY, fault_class="user_error", severity="error", attempt=1, job="j", culprits=(), victims=0
@@ -48,8 +48,8 @@ def test_brackets_of_a_log_line_are_shown_by_explain_as_they_are(
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr("pipelines.cli.reads._client", lambda *_: Client())
-    explain("id")
+    monkeypatch.setattr("pipelines.cli.recovery.client_of", lambda *_: Client())
+    explain("id", state_dir=tmp_path)
     assert capsys.readouterr().out.count(SUMMARY) == 2
 
 
