@@ -100,6 +100,7 @@ class FakeSlurm:
         """No job is left, every node is idle, and nothing goes wrong any more."""
         with self._lock:
             self._faults.clear()
+            self._calls.clear()
             for job in self.controller.jobs.values():
                 job["state"] = job["state"] if job["state"] in ENDED else "CANCELLED"
             for node in self.controller.nodes.values():

@@ -21,7 +21,7 @@ MESSAGES = {  # slurm_strerror, and what a translated one might say
     "connect": ("Unable to contact slurm controller (connect failure)", "Keine Verbindung zum Controller"),
     "lost": ("Unexpected message received", "Unerwartete Nachricht"),
 }
-ENDED = ("COMPLETED", "FAILED", "CANCELLED")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
 
 class Refused(Exception):

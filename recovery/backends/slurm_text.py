@@ -140,8 +140,9 @@ def fields_of(line: str) -> dict[str, str]:
     """`Key=value` pairs of one line. A key that comes again (a path with `=` in it) does not change the first."""
     found = list(_KEY.finditer(line))
     fields: dict[str, str] = {}
-    for this, after in zip(found, [*found[1:], None], strict=True):
-        value = line[this.end() : after.start() if after else len(line)].strip()
+    ends = [*(key.start() for key in found[1:]), len(line)]
+    for this, end in zip(found, ends, strict=False):  # a line without any key has one end too many
+        value = line[this.end() : end].strip()
         fields.setdefault(this.group(1), "" if value in NOTHING else value)
     return fields
 

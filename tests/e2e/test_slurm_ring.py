@@ -1,0 +1,84 @@
+"""Real jobs on real Slurm through the whole ring: verdict, restart in the allocation, then without the bad node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingest.events import AttemptStarted
+from tests.embedded_chain import STEPS, Chain, embedded_chain, eventually
+from tests.slurm_lab import SlurmLab
+
+DEADLINE_SECONDS = 150.0  # imports of torch in five processes on a busy machine
+TRAIN = Path(__file__).resolve().parents[2] / "pipelines" / "demo_job" / "train.py"
+SMALL = ("--width", "32", "--layers", "1", "--context", "16", "--batch", "2", "--save-every", "5")
+SETTINGS = """
+[recover.modes]
+gpu_lost = "auto"
+"""
+
+
+@pytest.fixture
+def chain(slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Chain]:
+    """Services and jobs that know the lab's Slurm, on nodes that are all this machine."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm.config))
+    monkeypatch.setenv("TRANSOM_HOST", "127.0.0.1")
+    with embedded_chain(SETTINGS) as chain:
+        chain.up()
+        yield chain
+        for number, _, _ in slurm.commands.jobs_named("ring"):
+            slurm.cancel(number)  # before the folder goes, in which its launchers write
+
+
+def run(chain: Chain, script: str, *arguments: str, torch: bool) -> object:
+    return chain.transom(
+        "run", "--config", str(chain.config), "--job", "ring", "--backend", "slurm", "--nnodes", "2",
+        "--nproc-per-node", "2", "--allow-inject", "--quiet", script, *arguments, torch=torch,
+    )  # fmt: skip
+
+
+def await_steps(chain: Chain, attempt: int, steps: int) -> AttemptStarted:
+    """How that attempt began, once all of its ranks are so far."""
+    eventually(
+        lambda: chain.steps("ring", attempt) >= steps,
+        f"step {steps} of attempt {attempt}: {chain.shown('run')}{chain.log('recover')}",
+        DEADLINE_SECONDS,
+    )
+    return next(one for one in chain.messages(AttemptStarted, job="ring") if one.attempt == attempt)
+
+
+def test_a_torch_job_comes_back_in_its_allocation_and_then_without_the_bad_node(chain: Chain, slurm: SlurmLab) -> None:
+    run(chain, str(TRAIN), *SMALL, torch=True)
+    await_steps(chain, 1, 12)
+    (number, _, _), *others = slurm.commands.jobs_named("ring")
+    assert not others
+
+    chain.call("inject", "kill", "--job", "ring", "--rank", "1")
+    second = await_steps(chain, 2, 20)
+    assert second.resume_step is not None
+    assert second.resume_step >= 5
+    assert slurm.job(number).restarts == 0, "the first rung needs no scheduler"
+    first_nodes = slurm.commands.hostnames(slurm.job(number).nodes)
+    assert {place.node for place in second.places} == set(first_nodes)
+
+    bad = next(place.node for place in second.places if place.rank == 3)
+    chain.call("inject", "xid", "--job", "ring", "--rank", "3")
+    third = await_steps(chain, 3, 30)
+    seen = slurm.job(number)
+    assert (seen.restarts, seen.phase) == (1, "running")
+    assert bad not in {*slurm.commands.hostnames(seen.nodes), *(place.node for place in third.places)}
+    assert bad in slurm.commands.hostnames(seen.excluded)
+    assert third.resume_step is not None
+    assert third.resume_step >= second.resume_step
+    assert chain.attempts("ring") == [1, 2, 3]
+
+
+def test_a_job_that_finishes_is_completed_for_slurm_too(chain: Chain, slurm: SlurmLab) -> None:
+    script = chain.folder / "finishes.py"
+    script.write_text(STEPS + "for step in steps(20): pass\n")
+    front = run(chain, str(script), torch=False)
+    assert front.wait(DEADLINE_SECONDS) == 0, chain.shown("run")
+    (number, _, _), *_ = slurm.commands.jobs_named("ring")
+    assert slurm.wait_for_phase(number, "ended").state == "COMPLETED"
