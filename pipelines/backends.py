@@ -23,6 +23,7 @@ from recovery.backends.scheduled import ScheduledBackend
 from recovery.launcher.job_files import BrokenJobFile, JobFiles
 from recovery.launcher.proof import JobKey
 from recovery.launcher.protocol import JobEnd
+from recovery.lease import ControllerLease
 
 LOCAL = "local"
 BUILT_IN = {"slurm": "recovery.backends.slurm", "kubernetes": "recovery.backends.kubernetes"}  # their make_allocation
@@ -42,6 +43,13 @@ class OverLaunchers(Protocol):
     def inject(self, job: str, rank: int, fault: str, parameters: dict[str, float]) -> str: ...
 
     def end(self, job: str) -> JobEnd | None: ...
+
+
+@runtime_checkable
+class HasLease(Protocol):
+    """An allocation whose scheduler keeps a lease for controllers of several hosts."""
+
+    def controller_lease(self, identity: str) -> ControllerLease: ...
 
 
 def backend_names() -> tuple[str, ...]:
@@ -126,6 +134,12 @@ class JobBackends:
             return self.named(name)
         except (StatedError, ImportError) as error:
             raise Unavailable(f"the backend of job {job} cannot be made here: {error}") from error
+
+    def controller_lease(self, identity: str) -> ControllerLease | None:
+        """The lease of the scheduler that runs jobs where nothing else is said; None where it has none."""
+        backend = self.named(self._settings.recover.backend)
+        allocation = backend.allocation if isinstance(backend, ScheduledBackend) else None
+        return allocation.controller_lease(identity) if isinstance(allocation, HasLease) else None
 
     # Backend
 

@@ -11,7 +11,9 @@ from pipelines.errors import StatedError
 from pipelines.settings import Settings
 
 NAME_CHARACTERS_MAX = 48
+NODE_CHARACTERS_MAX = 128  # clouds give their nodes long names
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+NODE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{NODE_CHARACTERS_MAX - 1}}}")
 
 
 class NameRefused(StatedError):
@@ -20,10 +22,10 @@ class NameRefused(StatedError):
 
 def checked_name(kind: str, name: str) -> str:
     """`name`, if it can be part of a path. Raises NameRefused."""
-    if not NAME.fullmatch(name):
+    pattern, characters_max = (NODE_NAME, NODE_CHARACTERS_MAX) if kind == "node" else (NAME, NAME_CHARACTERS_MAX)
+    if not pattern.fullmatch(name):
         raise NameRefused(
-            f"the {kind} name {name!r} is not usable; "
-            f"take up to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' and '-'"
+            f"the {kind} name {name!r} is not usable; take up to {characters_max} letters, digits, '_', '.' and '-'"
         )
     return name
 
