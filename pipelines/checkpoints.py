@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
+from random import Random
 
 from ckpt_engine.admin import EngineAdmin
 from ckpt_engine.counters import gauge, merged
@@ -19,14 +20,17 @@ from ckpt_engine.status import EngineStatus, newest_agreed
 from ckpt_engine.storage import Storage
 from ckpt_engine.verification import Verification, add_verification
 from ingest.bus import Bus, BusError, Producer
+from ingest.clock import SystemClock
 from ingest.codec import Codec
 from ingest.events import CheckpointEvent
+from pipelines.backends import JobBackends
 from pipelines.own_process import raise_open_files_max
 from pipelines.places import Places
 from pipelines.ring import ring_of
 from pipelines.run import node_names, nodes_of, read_job
 from pipelines.settings import Settings
-from recovery.backend import CheckpointChoice, Unavailable
+from recovery.backend import Backend, BackendError, CheckpointChoice, Unavailable
+from recovery.backends.scheduled import ScheduledBackend
 
 FLUSH_SECONDS_MAX = 2.0
 ADMIN_SECONDS_MAX = 2.0
@@ -107,10 +111,14 @@ class Drained:
 
 
 class EngineCatalog:
-    """`CheckpointCatalog` over the engines of jobs on this machine and their checkpoint folders."""
+    """`CheckpointCatalog` over the engines of jobs and their checkpoint folders.
 
-    def __init__(self, places: Places) -> None:
+    Engines on other machines are asked through their launchers, where `backend_of` is given.
+    """
+
+    def __init__(self, places: Places, backend_of: Callable[[str], Backend] | None = None) -> None:
         self._places = places
+        self._backend_of = backend_of
 
     def newest_complete(
         self, job: str, *, before_step: int | None, places: Sequence[tuple[int, str]]
@@ -168,24 +176,47 @@ class EngineCatalog:
 
     def metrics(self, job: str) -> str:
         """Prometheus' text of all engines of a job; `transom_ckpt_engine_up` is 0 where one does not answer."""
-        spec, options = read_job(self._places, job)
         texts = []
-        for node in nodes_of(self._places, spec, options):
+        for node, admin in self._engines(job):
             labels, up = {"job": job, "node": node}, 1
             try:
-                texts.append(EngineAdmin(self._places.socket(job, node, "ckpt"), ADMIN_SECONDS_MAX).metrics())
+                texts.append(admin.metrics())
             except EngineUnavailable:
                 up = 0
             texts.append(gauge("engine_up", "1 where the engine of a node answers", labels, up))
         return merged(texts)
 
     def _admins(self, job: str) -> list[EngineAdmin]:
+        return [admin for _, admin in self._engines(job) if admin.may_answer()]
+
+    def _engines(self, job: str) -> list[tuple[str, EngineAdmin]]:
+        """By node; those on other machines are asked through launchers."""
         try:
             spec, options = read_job(self._places, job)
         except OSError as error:
             raise Unavailable(f"the job file of {job} cannot be read: {error}") from error
-        sockets = [self._places.socket(job, node, "ckpt") for node in nodes_of(self._places, spec, options)]
-        return [EngineAdmin(path, ADMIN_SECONDS_MAX) for path in sockets if path.exists()]
+        backend = self._backend_of(job) if self._backend_of is not None and spec.backend != "local" else None
+        if isinstance(backend, ScheduledBackend):
+            return [(node, _through_launcher(backend, job, node)) for node in backend.nodes(job)]
+        return [
+            (node, EngineAdmin(self._places.socket(job, node, "ckpt"), ADMIN_SECONDS_MAX))
+            for node in nodes_of(self._places, spec, options)
+        ]
+
+
+def catalog_of(settings: Settings, places: Places) -> EngineCatalog:
+    """The engines of jobs of any backend. Raises what a backend that is set by default raises when it is made."""
+    return EngineCatalog(places, JobBackends(settings, places, SystemClock(), Random()).of)
+
+
+def _through_launcher(backend: ScheduledBackend, job: str, node: str) -> EngineAdmin:
+    def relay(packet: str, timeout_seconds: float) -> str:
+        try:
+            return backend.ask_engine(job, node, packet, timeout_seconds)
+        except BackendError as error:
+            raise EngineUnavailable(str(error)) from error
+
+    return EngineAdmin(node, ADMIN_SECONDS_MAX, relay)
 
 
 def _drained(admin: EngineAdmin, timeout_seconds: float) -> Drained:

@@ -58,7 +58,7 @@ class Recover:
         workers: ThreadWorkers[Result] = ThreadWorkers()
         backend = JobBackends(settings, places, clock, random)
         self._controller = Controller(
-            self._store, backend, EngineCatalog(places), policy_config(settings), random, workers,
+            self._store, backend, EngineCatalog(places, backend.of), policy_config(settings), random, workers,
             jobs=lambda: open_jobs(places), lease=lease,
         )  # fmt: skip
         self._ready.unlink(missing_ok=True)

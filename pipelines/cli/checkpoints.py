@@ -27,11 +27,12 @@ MIB = 2**20
 def list_checkpoints(job: Job, config: Config = None, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List what a restart of a job could use: sealed shards in memory, copies on other nodes, steps on disk."""
     from ckpt_engine.inspection import list_steps
-    from pipelines.checkpoints import EngineCatalog
+    from pipelines.checkpoints import catalog_of
     from pipelines.places import Places
 
-    places = Places.of(settings_from(config, state_dir))
-    statuses = EngineCatalog(places).statuses(job)
+    settings = settings_from(config, state_dir)
+    places = Places.of(settings)
+    statuses = catalog_of(settings, places).statuses(job)
     in_memory = [(status.node, shard) for status in statuses for shard in status.shards]
     on_peers = [(status.node, shard) for status in statuses for shard in status.peer_shards]
     on_disk = list_steps(places.checkpoints(job))
@@ -130,12 +131,12 @@ def drain_checkpoints(
     as_json: AsJson = False,
 ) -> None:
     """Write to disk what the engines of a job hold in memory, and wait for it; exit code 1 if something is left."""
-    from pipelines.checkpoints import EngineCatalog
+    from pipelines.checkpoints import catalog_of
     from pipelines.places import Places
 
-    console = Console(highlight=False)
+    console, settings = Console(highlight=False), settings_from(config, state_dir)
     with console.status("writing"):
-        drained = EngineCatalog(Places.of(settings_from(config, state_dir))).drain(job, timeout_seconds)
+        drained = catalog_of(settings, Places.of(settings)).drain(job, timeout_seconds)
     if as_json:
         console.print_json(data=[asdict(engine) for engine in drained])
     elif not drained:
@@ -152,10 +153,11 @@ def drain_checkpoints(
 @ckpt.command("metrics")
 def print_metrics(job: Job, config: Config = None, state_dir: StateDir = None) -> None:
     """Print the counters of a job's engines in Prometheus' text format."""
-    from pipelines.checkpoints import EngineCatalog
+    from pipelines.checkpoints import catalog_of
     from pipelines.places import Places
 
-    typer.echo(EngineCatalog(Places.of(settings_from(config, state_dir))).metrics(job), nl=False)
+    settings = settings_from(config, state_dir)
+    typer.echo(catalog_of(settings, Places.of(settings)).metrics(job), nl=False)
 
 
 @ckpt.command("export-dcp")

@@ -25,6 +25,7 @@ from recovery.backend import (
     Unavailable,
 )
 from recovery.launcher.protocol import (
+    AskEngine,
     CollectStacks,
     Finish,
     InjectFault,
@@ -222,6 +223,17 @@ class Launchers:
         request = InjectFault(rank=rank, fault=fault, parameters=parameters)
         answer = self._reach.ask(launcher, request, OBSERVE_SECONDS_MAX)
         return answer.reply.text if answer.reply is not None else answer.trouble
+
+    def ask_engine(self, node: str, packet: str, timeout_seconds: float) -> str:
+        """The answer of a node's checkpoint engine, through its launcher. Raises Unavailable."""
+        launcher = next((one for one in self._reach.addresses() if one.node == node), None)
+        if launcher is None:
+            raise Unavailable(f"{node} has no launcher that could ask its engine")
+        request = AskEngine(packet=packet, timeout_seconds=timeout_seconds)
+        answer = self._reach.ask(launcher, request, timeout_seconds + ANSWER_SECONDS)
+        if answer.reply is None or answer.reply.refusal:
+            raise Unavailable(answer.reply.text if answer.reply is not None else answer.trouble)
+        return answer.reply.engine
 
     def wait(self, deadline_seconds: float) -> bool:
         """Whether enough launchers for the job answer in time."""

@@ -136,6 +136,15 @@ class ScheduledBackend:
         launchers, _ = self._launchers(job)
         return launchers.inject(rank, fault, parameters)
 
+    def nodes(self, job: str) -> list[str]:
+        """Nodes whose launchers are known. Raises Unavailable."""
+        return sorted(launcher.node for launcher in self._allocation.launchers(job))
+
+    def ask_engine(self, job: str, node: str, packet: str, timeout_seconds: float) -> str:
+        """The answer of a node's checkpoint engine, whose socket only its launcher reaches. Raises Unavailable."""
+        launchers, _ = self._launchers(job)
+        return launchers.ask_engine(node, packet, timeout_seconds)
+
     def wait_for_launchers(self, job: str, deadline_seconds: float) -> bool:
         """Whether enough launchers for the job answer in time."""
         launchers, _ = self._launchers(job)

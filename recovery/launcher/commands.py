@@ -11,9 +11,11 @@ from ingest.events import FaultInjected
 from ingest.rank_socket import Inject
 
 from .control import Respond
+from .engine_question import EngineQuestion, EngineSilent
 from .outside_faults import PARAMETERS
 from .ports import PORT_TRIES_MAX, first_free_port
 from .protocol import (
+    AskEngine,
     CollectStacks,
     FindPort,
     Finish,
@@ -55,6 +57,8 @@ class Commands:
                 step = self._done(Reply(state=self.state()))
             case FindPort():
                 step = self._done(self._find_port(request))
+            case AskEngine():
+                step = self._ask_engine(request)
             case CollectStacks():
                 step = self._stacks(request)
             case InjectFault():
@@ -98,6 +102,22 @@ class Commands:
         if port == 0:
             return Reply(refusal="failed", text=f"no port that was asked for is free on {self._launcher.config.node}")
         return Reply(port=port)
+
+    def _ask_engine(self, order: AskEngine) -> Callable[[], Reply | None]:
+        path = self._launcher.config.env.get("TRANSOM_CKPT_SOCKET", "")
+        try:
+            question = EngineQuestion(path, order.packet, order.timeout_seconds, self._clock)
+        except EngineSilent as error:
+            return self._done(Reply(refusal="failed", text=str(error)))
+
+        def step() -> Reply | None:
+            try:
+                answer = question.look()
+            except EngineSilent as error:
+                return Reply(refusal="failed", text=str(error))
+            return None if answer is None else Reply(engine=answer)
+
+        return step
 
     def _done(self, reply: Reply) -> Callable[[], Reply | None]:
         return lambda: reply

@@ -124,6 +124,13 @@ class FindPort(msgspec.Struct, frozen=True, kw_only=True, tag="port"):
     candidates: tuple[int, ...]
 
 
+class AskEngine(msgspec.Struct, frozen=True, kw_only=True, tag="engine"):
+    """Ask this node's checkpoint engine, whose socket only reaches this machine; one packet of its own protocol."""
+
+    packet: str
+    timeout_seconds: float
+
+
 class CollectStacks(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     """Ask each rank for the Python stacks of all its threads."""
 
@@ -146,7 +153,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     reason: str
 
 
-Request = StartRanks | StopRanks | Observe | FindPort | CollectStacks | InjectFault | Finish
+Request = StartRanks | StopRanks | Observe | FindPort | AskEngine | CollectStacks | InjectFault | Finish
 Refusal = Literal["", "conflict", "rejected", "failed", "undecodable"]
 
 
@@ -184,7 +191,7 @@ class LauncherState(msgspec.Struct, frozen=True, kw_only=True):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a request; `refusal` is empty where it was done. `gone`: no rank asked about lives.
 
-    `port`: of those asked for, the first that is free; 0: none.
+    `port`: of those asked for, the first that is free; 0: none. `engine`: the engine's own answer.
     """
 
     refusal: Refusal = ""
@@ -193,6 +200,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     stacks: dict[int, str] = {}
     gone: bool = False
     port: int = 0
+    engine: str = ""
 
 
 _REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
