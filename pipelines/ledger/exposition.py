@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from ingest.bus import TopicPartition
 
 from .ledger import Ledger
-from .shapes import Health
+from .measures import stage_seconds
+from .shapes import Health, JobView
+
+STAGE_BOUNDS_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0)
 
 
 class Exposition(Collector):
@@ -86,7 +94,50 @@ class Exposition(Collector):
             if job.goodput is not None:
                 goodput.add_metric([job.job], job.goodput)
         yield goodput
+        yield from _of_failures(jobs)
+        yield self._stages()
         incidents = GaugeMetricFamily("transom_incidents_open", "Open incidents, by severity", labels=["severity"])
         for severity, count in self._ledger.state.open_by_severity().items():
             incidents.add_metric([severity], count)
         yield incidents
+
+    def _stages(self) -> Metric:
+        """How long each stage of recovery took, over the incidents that are remembered."""
+        family = HistogramMetricFamily(
+            "transom_incident_stage_seconds",
+            "Time in one stage of an incident for which a job was stopped, of those that are remembered",
+            labels=["stage"],
+        )
+        taken: dict[str, list[float]] = {}
+        for measures in self._ledger.state.measures():
+            for stage, seconds in stage_seconds(measures):
+                taken.setdefault(stage, []).append(seconds)
+        for stage, times in taken.items():
+            buckets = [(repr(bound), sum(seconds <= bound for seconds in times)) for bound in STAGE_BOUNDS_SECONDS]
+            family.add_metric([stage], [*buckets, ("+Inf", len(times))], sum(times))
+        return family
+
+
+def _of_failures(jobs: Sequence[JobView]) -> Iterator[Metric]:
+    """What each job's failures have cost it."""
+    counted = {
+        "transom_job_failures": ("Incidents for which the job was stopped", lambda job: job.measures.failures),
+        "transom_job_restarts": ("Restarts after a failure", lambda job: job.measures.restarts),
+        "transom_job_lost_steps": ("Steps that were trained again", lambda job: job.measures.lost_steps),
+    }
+    for name, (words, value) in counted.items():
+        counter = CounterMetricFamily(name, words, labels=["job"])
+        for job in jobs:
+            counter.add_metric([job.job], value(job))
+        yield counter
+    measured = {
+        "transom_job_mttf_seconds": ("Time in which nothing was repaired, by failures", "mttf_seconds"),
+        "transom_job_mttr_seconds": ("Mean time from an onset to the first new step", "mttr_seconds"),
+    }
+    for name, (words, field) in measured.items():
+        gauge = GaugeMetricFamily(name, words, labels=["job"])
+        for job in jobs:
+            seconds: float | None = getattr(job.measures, field)
+            if seconds is not None:
+                gauge.add_metric([job.job], seconds)
+        yield gauge

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from detectors.verdict import Verdict
 from recovery.action import Action, Command, Incident, Receipt
 from recovery.incident import TERMINAL
 
-from .shapes import ActionView, IncidentPage, IncidentView
+from .measures import StageTimes, incident_measures
+from .shapes import ActionView, IncidentMeasures, IncidentPage, IncidentView
 
 INCIDENTS_MAX = 10_000  # open and recent ones; older ones are in the tables
 WAITING_RECEIPTS_MAX = 1_000  # receipts whose action has not come yet
@@ -34,6 +35,8 @@ class IncidentState:
     acknowledged_at: float | None = None
     feedback: str = ""
     muted_until: float | None = None
+    told_at: float | None = None  # of the first settled verdict
+    times: StageTimes = field(default_factory=StageTimes)
 
     @property
     def is_open(self) -> bool:
@@ -65,7 +68,12 @@ class IncidentState:
     def recovery_state(self) -> str:
         return self.transition.state if self.transition is not None else ""
 
-    def view(self) -> IncidentView:
+    def stopped_the_job(self) -> bool:
+        """Whether the job was stopped for it, to be restarted or to end."""
+        verbs = ("restart", "exclude_and_restart", "stop")
+        return self.action is not None and self.action.verb in verbs and self.action.mode == "auto"
+
+    def view(self, measures: IncidentMeasures) -> IncidentView:
         """As the API shows it."""
         verdict = self.verdict
         outcome = self.receipt
@@ -96,6 +104,7 @@ class IncidentState:
             acknowledged_at=self.acknowledged_at,
             feedback=self.feedback,
             muted_until=self.muted_until,
+            measures=measures,
         )
 
 
@@ -115,10 +124,29 @@ def _action_view(action: Action | None) -> ActionView | None:
     )
 
 
-class IncidentBook:
-    """Open and recent incidents, least recently changed first. Not thread-safe: its owner locks."""
+def measured_alone(state: IncidentState) -> IncidentMeasures:
+    """What an incident took as far as its own messages tell, without its job's steps."""
+    onset_at = state.verdict.onset_at if state.verdict is not None else None
+    return incident_measures(
+        state.times,
+        onset_at=onset_at,
+        told_at=state.told_at,
+        before=None,
+        after=None,
+        resume_step=None,
+        restarted=False,
+    )
 
-    def __init__(self, incidents_max: int = INCIDENTS_MAX) -> None:
+
+class IncidentBook:
+    """Open and recent incidents, least recently changed first; `measure` says what each took. Its owner locks."""
+
+    def __init__(
+        self,
+        incidents_max: int = INCIDENTS_MAX,
+        measure: Callable[[IncidentState], IncidentMeasures] | None = None,
+    ) -> None:
+        self._measure = measure or measured_alone
         self._incidents: dict[str, IncidentState] = {}
         self._incident_of_action: dict[str, str] = {}
         self._waiting: dict[str, tuple[int, Receipt]] = {}
@@ -151,6 +179,7 @@ class IncidentBook:
                 state = self._touch(change, message.incident_id, message)
                 if state.transition is None or message.sequence >= state.transition.sequence:
                     state.transition = message
+                state.times.move(message.state, message.at, message.sequence)
             case Action():
                 self._action(change, message)
             case Receipt():
@@ -188,7 +217,8 @@ class IncidentBook:
             following = wanted[0].seq
         else:
             following = max(self.newest_change, after or 0)
-        return IncidentPage(incidents=tuple(incident.view() for incident in wanted), next=following)
+        views = tuple(incident.view(self._measure(incident)) for incident in wanted)
+        return IncidentPage(incidents=views, next=following)
 
     def _touch(self, change: int, incident_id: str, message: Any) -> IncidentState:
         state = self._incidents.pop(incident_id, None)
@@ -222,6 +252,8 @@ class IncidentBook:
         if state.verdict is None:
             state.opened_at = verdict.at
             state.job, state.attempt = verdict.job, verdict.attempt
+        if verdict.settled and (state.told_at is None or verdict.at < state.told_at):
+            state.told_at = verdict.at
         if state.verdict is None or verdict.revision >= state.verdict.revision:
             state.verdict = verdict
 

@@ -18,7 +18,8 @@ from ingest.events import (
     Metrics,
 )
 
-from .shapes import CheckpointView, JobView
+from .measures import AttemptBook
+from .shapes import CheckpointView, JobMeasures, JobView
 
 STEP_METRIC = "train.step.duration"
 JOBS_MAX = 1_000
@@ -47,6 +48,7 @@ class JobState:
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=DURATIONS_MAX))
     checkpoints: dict[int, CheckpointView] = field(default_factory=dict)
     metric_names: set[str] = field(default_factory=set)
+    attempts: AttemptBook = field(default_factory=AttemptBook)
 
     def begin(self, attempt: int) -> None:
         """A newer attempt speaks: everything of the old one is over."""
@@ -75,11 +77,17 @@ class JobState:
             return None
         return min(1.0, self.highest_step * statistics.median(self.durations) / wall)
 
+    def wall_seconds(self, now: float) -> float | None:
+        """Since the first attempt was started, until now or its end."""
+        if self.first_started_at is None:
+            return None
+        return max(0.0, (now if self.ended_at is None else self.ended_at) - self.first_started_at)
+
     def checkpoint(self) -> CheckpointView | None:
         """The newest complete one."""
         return self.checkpoints[max(self.checkpoints)] if self.checkpoints else None
 
-    def view(self, now: float, lost_after_seconds: float, open_incidents: int) -> JobView:
+    def view(self, now: float, lost_after_seconds: float, open_incidents: int, measures: JobMeasures) -> JobView:
         """As the API shows it."""
         state: Any = self.state
         silent = self.last_seen_at is not None and now - self.last_seen_at > lost_after_seconds
@@ -97,6 +105,7 @@ class JobState:
             open_incidents=open_incidents,
             checkpoint=self.checkpoint(),
             outcome=self.outcome,
+            measures=measures,
         )
 
 
@@ -142,6 +151,12 @@ class JobBook:
         state.reached(attempt, step)
         state.last_seen_at = max(state.last_seen_at or 0.0, at)
 
+    def restore_first_steps(self, job: str, attempt: int, steps: Iterable[tuple[int, float]]) -> None:
+        """The first steps of an attempt and when they ended, at start."""
+        known = self._of(job).attempts.of(attempt)
+        for step, at in steps:
+            known.ended(step, at)
+
     def restore_samples(self, job: str, durations: Iterable[float], names: Iterable[str]) -> None:
         """Step durations (oldest first) and metric names of a job, at start."""
         state = self._of(job)
@@ -160,6 +175,9 @@ class JobBook:
     def _metrics(self, state: JobState, message: Metrics) -> None:
         if message.steps:
             state.reached(message.attempt, max(message.steps))
+            steps = state.attempts.of(message.attempt)
+            for step, at in zip(message.steps, message.ended_at, strict=True):
+                steps.ended(step, at)
         elif message.step > 0:
             state.reached(message.attempt, message.step - 1)  # the rank is in that step now
         if STEP_METRIC in message.columns:

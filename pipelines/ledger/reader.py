@@ -13,7 +13,7 @@ from detectors.verdict import Verdict
 from recovery.action import RECOVERY_TYPES, Action, Command, Incident, Receipt
 
 from .engine import duckdb, pa
-from .incidents import IncidentBook
+from .incidents import IncidentBook, measured_alone
 from .parts import PartStore
 from .samples import SeriesQuestion, series_of, series_table
 from .shapes import (
@@ -242,4 +242,4 @@ def _rebuilt(messages: list[tuple[int, Any]], incident_id: str) -> IncidentView 
     for change, message in messages:
         book.apply(change, message)
     state = book.get(incident_id)
-    return state.view() if state is not None else None
+    return state.view(measured_alone(state)) if state is not None else None

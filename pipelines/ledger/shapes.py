@@ -64,6 +64,32 @@ class BadQuestion(LedgerError):
     """The question or command itself is wrong."""
 
 
+class IncidentMeasures(msgspec.Struct, frozen=True, kw_only=True):
+    """What an incident took, in seconds, as far as it is known; docs/recovery-measures.md says what each stage is."""
+
+    detect_seconds: float | None = None
+    decide_seconds: float | None = None
+    stop_seconds: float | None = None
+    check_seconds: float | None = None
+    wait_seconds: float | None = None
+    select_seconds: float | None = None
+    start_seconds: float | None = None
+    first_step_seconds: float | None = None
+    catch_up_seconds: float | None = None
+    recover_seconds: float | None = None  # from the onset to the first step of the next attempt
+    lost_steps: int | None = None  # that were trained again
+
+
+class JobMeasures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job's faults have cost it so far; a failure is an incident for which the job was stopped."""
+
+    failures: int = 0
+    restarts: int = 0
+    mttf_seconds: float | None = None  # time in which nothing was repaired ÷ failures
+    mttr_seconds: float | None = None  # mean of recover_seconds
+    lost_steps: int = 0
+
+
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     """The newest complete checkpoint that is not rejected."""
 
@@ -91,6 +117,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     open_incidents: int
     checkpoint: CheckpointView | None
     outcome: str
+    measures: JobMeasures = JobMeasures()
 
 
 class ActionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +163,7 @@ class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged_at: float | None
     feedback: str
     muted_until: float | None
+    measures: IncidentMeasures = IncidentMeasures()
 
 
 class IncidentPage(msgspec.Struct, frozen=True, kw_only=True):

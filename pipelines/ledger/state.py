@@ -12,9 +12,10 @@ from ingest.events import Message
 from recovery.action import RECOVERY_TYPES
 
 from .engine import duckdb
-from .incidents import INCIDENTS_MAX, IncidentBook
+from .incidents import INCIDENTS_MAX, IncidentBook, IncidentState
 from .jobs import DURATIONS_MAX, STEP_METRIC, JobBook
-from .shapes import IncidentPage, IncidentView, JobView
+from .measures import EARLY_STEPS_MAX, incident_measures, job_measures
+from .shapes import IncidentMeasures, IncidentPage, IncidentView, JobView
 from .tables import STORY_TABLES
 
 SEEN_MAX = 200_000  # ids remembered, newest: a redelivery comes soon
@@ -30,7 +31,7 @@ class LedgerState:
         self._incidents_max = incidents_max
         self._lost_after_seconds = lost_after_seconds
         self._jobs = JobBook()
-        self._incidents = IncidentBook(incidents_max)
+        self._incidents = IncidentBook(incidents_max, self._measures)
         self._seen: dict[str, None] = {}
         self.change = 0  # of the newest story row
 
@@ -42,7 +43,7 @@ class LedgerState:
         )
         with self._lock:
             self._jobs = JobBook()
-            self._incidents = IncidentBook(self._incidents_max)
+            self._incidents = IncidentBook(self._incidents_max, self._measures)
             self._seen = {}
             self.change = 0
             identities = {table.name: table.identity for table in STORY_TABLES}
@@ -64,6 +65,17 @@ class LedgerState:
             paths,
         ).fetchall():
             self._jobs.restore_step(job, attempt, step, at)
+        first: dict[tuple[str, int], list[tuple[int, float]]] = {}
+        for job, attempt, step, at in connection.execute(
+            "SELECT job, attempt, step, min(event_at) FROM read_parquet($paths) WHERE step >= 0"
+            " GROUP BY job, attempt, step"
+            " QUALIFY row_number() OVER (PARTITION BY job, attempt ORDER BY step) <= $early"
+            " OR step = max(step) OVER (PARTITION BY job, attempt) ORDER BY attempt, step",
+            {**paths, "early": EARLY_STEPS_MAX},
+        ).fetchall():
+            first.setdefault((job, attempt), []).append((step, at))
+        for (job, attempt), steps in first.items():
+            self._jobs.restore_first_steps(job, attempt, steps)
         names: dict[str, list[str]] = {}
         for job, metric in connection.execute(
             "SELECT DISTINCT job, metric FROM read_parquet($paths)", paths
@@ -116,8 +128,18 @@ class LedgerState:
     def jobs(self, now: float) -> tuple[JobView, ...]:
         with self._lock:
             counts = self._incidents.open_by_job()
+            failures: dict[str, list[tuple[IncidentMeasures, bool]]] = {}
+            for incident in self._incidents:
+                if incident.stopped_the_job():
+                    restarted = incident.action is not None and incident.action.next_attempt is not None
+                    failures.setdefault(incident.job, []).append((self._measures(incident), restarted))
             return tuple(
-                state.view(now, self._lost_after_seconds, counts.get(state.job, 0))
+                state.view(
+                    now,
+                    self._lost_after_seconds,
+                    counts.get(state.job, 0),
+                    job_measures(failures.get(state.job, ()), state.wall_seconds(now)),
+                )
                 for state in self._jobs.newest_first()
             )
 
@@ -149,7 +171,26 @@ class LedgerState:
     def incident(self, incident_id: str) -> IncidentView | None:
         with self._lock:
             state = self._incidents.get(incident_id)
-            return state.view() if state is not None else None
+            return state.view(self._measures(state)) if state is not None else None
+
+    def measures(self) -> list[IncidentMeasures]:
+        """What each of the remembered incidents took for which a job was stopped."""
+        with self._lock:
+            return [self._measures(state) for state in self._incidents if state.stopped_the_job()]
+
+    def _measures(self, incident: IncidentState) -> IncidentMeasures:
+        """Of one incident, with what its job's attempts tell. The lock is held."""
+        job, action = self._jobs.get(incident.job), incident.action
+        after = action.next_attempt if action is not None else None
+        return incident_measures(
+            incident.times,
+            onset_at=incident.verdict.onset_at if incident.verdict is not None else None,
+            told_at=incident.told_at,
+            before=job.attempts.get(incident.attempt) if job is not None else None,
+            after=job.attempts.get(after) if job is not None and after is not None else None,
+            resume_step=action.resume_step if action is not None else None,
+            restarted=after is not None,
+        )
 
     def open_by_severity(self) -> dict[str, int]:
         """How many incidents are open, by severity."""

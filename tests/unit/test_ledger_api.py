@@ -125,7 +125,7 @@ def test_the_json_has_the_documented_keys(house: House) -> None:
     (job,) = house.http.get("/v1/jobs").json()["jobs"]
     assert set(job) == {
         "job", "attempt", "state", "world_size", "started_at", "last_step", "last_seen_at", "goodput",
-        "open_incidents", "checkpoint", "outcome",
+        "open_incidents", "checkpoint", "outcome", "measures",
     }  # fmt: skip
     assert set(job["checkpoint"]) == {"step", "tier", "event_at"}
     page = house.http.get("/v1/incidents", params={"limit": 1}).json()
