@@ -67,8 +67,8 @@ class Router:
 
     def _explain(self, verdict: Verdict, now: float) -> None:
         """Detection knows more of this end than its exits tell: recovery's own incident about it is over."""
-        for other in self.store.unfinished(verdict.job):
-            if other.state == "exited" and other.attempt == verdict.attempt:
+        for other in self.store.unfinished(verdict.job, ("exited",)):
+            if other.attempt == verdict.attempt:
                 self.store.move(other, "explained", f"{verdict.fault_class}: {verdict.summary}", now)
 
     def _join(self, entry: Entry, incident: IncidentRow, now: float, how: str) -> None:
@@ -136,14 +136,14 @@ class Router:
         """The incident that deals with this attempt already; what is only told to people stays by itself."""
         if not self._acts(verdict):
             return None
-        for incident in self.store.unfinished(verdict.job):
-            same = incident.attempt == verdict.attempt and incident.state in IN_HAND
+        for incident in self.store.unfinished(verdict.job, IN_HAND):
+            same = incident.attempt == verdict.attempt
             if same and any(self._acts(one) for one in self.store.verdicts_of(incident.incident_id)):
                 return incident
         return None
 
     def acting_on(self, job: str) -> IncidentRow | None:
-        return next((one for one in self.store.unfinished(job) if one.state in ACTING), None)
+        return next(iter(self.store.unfinished(job, ACTING)), None)
 
     def must_wait(self, incident: IncidentRow) -> bool:
         """Is another incident doing something to the job, and would this one do something too?"""

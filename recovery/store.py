@@ -8,14 +8,14 @@ lease sees to that, and every transaction checks that nobody has opened the file
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from .action import Incident
-from .incident import TERMINAL, Event, transition
+from .incident import TERMINAL, Event, State, transition
 from .plan import Plan
 from .store_file import Fenced, StoreError
 from .store_inbox import Entry, Inbox
@@ -57,11 +57,12 @@ class RecoveryStore(Inbox, Jobs):
         row = self._one(f"SELECT {_INCIDENT} FROM incidents WHERE incident_id=?", incident_id)
         return _incident(row) if row else None
 
-    def unfinished(self, job: str | None = None) -> list[IncidentRow]:
-        """Incidents that are in no terminal state, oldest first."""
+    def unfinished(self, job: str | None = None, states: Collection[State] = ()) -> list[IncidentRow]:
+        """Incidents that are in no terminal state (where given, in one of these), oldest first."""
         where = "terminal = 0" + ("" if job is None else " AND job = ?")
+        where += f" AND state IN ({','.join('?' * len(states))})" if states else ""
         query = f"SELECT {_INCIDENT} FROM incidents WHERE {where} ORDER BY opened_at, rowid"
-        return [_incident(row) for row in self._all(query, *([] if job is None else [job]))]
+        return [_incident(row) for row in self._all(query, *([] if job is None else [job]), *sorted(states))]
 
     def move(
         self, incident: IncidentRow, event: Event, cause: str, now: float, *, due_at: float | None = None

@@ -40,6 +40,7 @@ class StoreFile:
             self.close()
             raise (error if isinstance(error, StoreError) else self._unreliable(error)) from error
         self._in_transaction = False
+        self._together = False
 
     def _open(self, durable: bool) -> None:
         run = self._connection.execute
@@ -83,21 +84,45 @@ class StoreFile:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All writes inside happen, or none. Raises Fenced if somebody else has opened the file since."""
+        if self._together:
+            if not self._in_transaction:
+                self._begin()
+            yield
+            return
         assert not self._in_transaction
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._in_transaction = True
-            newest = self._one("SELECT value FROM meta WHERE key = 'epoch'")[0]
-            if newest != self.epoch:
-                raise Fenced(f"a newer recovery (epoch {newest}, ours is {self.epoch}) has taken over {self.path}")
+        with self._ending():
+            self._begin()
             yield
             self._commit()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """One commit for all transactions inside, at the end, and none where there is none: a hundred decisions then
+        wait for the disk once. Nothing that they allow may be done before."""
+        assert not self._in_transaction
+        with self._ending():
+            self._together = True
+            yield
+            if self._in_transaction:
+                self._commit()
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.DatabaseError as error:
             raise self._unreliable(error) from error
         finally:
-            self._in_transaction = False
+            self._in_transaction = self._together = False
             if self._connection.in_transaction:
                 self._connection.rollback()
+
+    def _begin(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._in_transaction = True
+        newest = self._one("SELECT value FROM meta WHERE key = 'epoch'")[0]
+        if newest != self.epoch:
+            raise Fenced(f"a newer recovery (epoch {newest}, ours is {self.epoch}) has taken over {self.path}")
 
     def _commit(self) -> None:
         self._connection.execute("COMMIT")

@@ -15,6 +15,7 @@ from .store_schema import AttemptRow, JobRow, Place, Rejection
 _encode = msgspec.json.Encoder().encode
 _decode_places = msgspec.json.Decoder(tuple[Place, ...]).decode
 _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
+_NOWHERE = _encode(())
 
 _ATTEMPT = "job, attempt, token, persisted_at, started_at, resume_step, places, budget, cause, nodes"
 _JOB = "job, outcome, reason, furthest_step, no_progress, startup_failures, held, breaker_reset_at, nodes_wanted"
@@ -30,6 +31,9 @@ class Jobs(StoreFile):
             row.job, row.attempt, row.token, row.persisted_at, row.started_at, row.resume_step,
             _encode(row.places), row.budget, row.cause, row.nodes,
         )  # fmt: skip
+        if row.places:  # nobody asks where older ones ran, and thousands of ranks in each make every look dear
+            older = "job=? AND attempt<? AND places<>?"
+            self._write(f"UPDATE attempts SET places=? WHERE {older}", _NOWHERE, row.job, row.attempt, _NOWHERE)
 
     def attempts(self, job: str) -> list[AttemptRow]:
         """Attempts that we started or were about to, oldest first."""

@@ -9,7 +9,8 @@ import pytest
 from recovery.action import Incident
 from recovery.lease import ControllerRuns, is_held
 from recovery.store import Fenced, RecoveryStore, StoreError
-from tests.recovery_world import verdict
+from recovery.store_schema import AttemptRow, Place
+from tests.recovery_world import JOB, verdict
 
 
 def message(sequence: int) -> Incident:
@@ -112,3 +113,30 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, damage: bytes
     path.write_bytes(damage)
     with pytest.raises(StoreError, match=r"cannot be relied on .* so nothing is done; make room or move"):
         RecoveryStore(path)
+
+
+def test_what_is_decided_together_is_one_commit_and_all_or_nothing(tmp_path: Path) -> None:
+    store = RecoveryStore(tmp_path / "r.sqlite")
+    with store.together():
+        for number in range(3):
+            with store.transaction():
+                store.insert_verdict(verdict("hang", f"v{number}"), 1.0)
+    assert len(store.outcomes()) == 3
+    with pytest.raises(KeyError), store.together():
+        fail_after_a_write(store)
+    assert not store.waiting(1)
+    with store.transaction():
+        store.insert_verdict(verdict("hang", "x"), 1.0)
+    assert len(store.outcomes()) == 4, "afterwards each commits by itself again"
+    store.close()
+
+
+def test_only_the_newest_attempt_keeps_where_it_ran(tmp_path: Path) -> None:
+    store = RecoveryStore(tmp_path / "r.sqlite")
+    with store.transaction():
+        for attempt in (1, 2):
+            store.save_attempt(AttemptRow(JOB, attempt, "t", 1.0, None, None))
+            store.save_attempt(AttemptRow(JOB, attempt, "t", 1.0, 2.0, None, (Place(0, f"n{attempt}"),)))
+        store.save_attempt(AttemptRow(JOB, 3, "t", 3.0, None, None))
+    assert [row.places for row in store.attempts(JOB)] == [(), (Place(0, "n2"),), ()]
+    store.close()
