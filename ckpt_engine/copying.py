@@ -3,7 +3,9 @@ each small tensor.
 
 torch's threads are the training's: their number belongs to the process, and where cores are busy they spin. Ours
 take pieces from one list until it is empty, so a thread that is not scheduled costs one piece. Large tensors are
-copied by memmove; hundreds of small neighbours by one pwritev into the slot's file. Both release the GIL.
+copied by memmove, thousands of middling ones by few calls of torch, hundreds of small neighbours by one pwritev into
+the slot's file. All of them release the GIL, and none asks for it again within some megabytes: threads that ask often
+wait for each other more than they copy.
 """
 
 from __future__ import annotations
@@ -14,15 +16,20 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, Protocol
 
 from .layout import SMALL_TENSOR_BYTES_MAX, Layout
 
 PIECE_BYTES = 4 << 20
 BATCH_BYTES_MAX = 4 << 20
 BATCH_TENSORS_MAX = 1024  # Linux takes no more in one call
+LARGE_TENSOR_BYTES_MIN = 1 << 20  # a step of Python for each of them is nothing beside its copy
+WORD_BYTES = 8
+RUN_BYTES_MAX = 32_760 * WORD_BYTES  # of as many words as torch copies without its own threads
 TOGETHER_BYTES_MIN = 2 << 20  # less is copied before another thread has woken up
 THREADS_MAX = 64
+TARGETS_MAX = 4  # that are remembered: two slots, and what replaces them
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _pwritev = getattr(_libc, "pwritev", None)
@@ -70,15 +77,58 @@ class _Batch:
 _Piece = tuple[int, int, int]  # offset in the payload, address, size
 
 
+class Words(Protocol):
+    """Memory of this process as somebody else's arrays of words, for many copies in one call."""
+
+    def at(self, runs: Sequence[tuple[int, int]]) -> list[Any]:
+        """The words at each (address, bytes). They do not keep the memory alive."""
+        ...
+
+    def copy(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Each source into its target, without the interpreter's lock."""
+        ...
+
+
+class _Group:
+    """Tensors of middling size, copied by one call."""
+
+    def __init__(self, words: Words, runs: Sequence[tuple[int, int, int, int]]) -> None:
+        """`runs`: place, offset in the place, offset in the payload, size."""
+        self._words = words
+        self._runs = runs
+        self._addresses: Sequence[int] = ()
+        self._sources: list[Any] | None = None
+        self._targets: dict[int, list[Any]] = {}  # by the address of the payload
+
+    def aim(self, addresses: Sequence[int]) -> None:
+        self._addresses, self._sources = addresses, None
+
+    def copy(self, target: Target) -> None:
+        targets = self._targets.get(target.address)
+        if targets is None:
+            if len(self._targets) == TARGETS_MAX:
+                self._targets.clear()
+            targets = self._words.at([(target.address + offset, size) for _, _, offset, size in self._runs])
+            self._targets[target.address] = targets
+        if self._sources is None:
+            self._sources = self._words.at(
+                [(self._addresses[place] + behind, size) for place, behind, _, size in self._runs]
+            )
+        self._words.copy(targets, self._sources)
+
+
 class CopyList:
     """What is copied where, for one layout; `aim` says from which addresses."""
 
-    def __init__(self, layout: Layout, raw: Sequence[bool]) -> None:
-        """`raw`: the places whose bytes are copied as they lie; the others are somebody else's."""
+    def __init__(self, layout: Layout, raw: Sequence[bool], words: Words | None = None) -> None:
+        """`raw`: the places whose bytes are copied as they lie; the others are somebody else's. Without `words`
+        middling tensors are copied like large ones."""
         self.size_bytes = 0
         self._large: list[tuple[int, int, int]] = []  # place, offset, size
         self._batches: list[_Batch] = []
+        self._groups: list[_Group] = []
         self._pieces: list[_Piece] = []
+        middling: list[tuple[int, int, int]] = []
         places: list[int] = []
         sizes: list[int] = []
         start = end = 0
@@ -89,7 +139,8 @@ class CopyList:
             offset = layout.places[number].offset
             self.size_bytes += size
             if size > SMALL_TENSOR_BYTES_MAX:
-                self._large.append((number, offset, size))
+                grouped = words is not None and size < LARGE_TENSOR_BYTES_MIN and size % WORD_BYTES == 0
+                (middling if grouped else self._large).append((number, offset, size))
                 continue
             if places and (offset != end or len(places) == BATCH_TENSORS_MAX or end - start > BATCH_BYTES_MAX):
                 self._batches.append(_Batch(places, start, sizes))
@@ -101,11 +152,15 @@ class CopyList:
             end = offset + size
         if places:
             self._batches.append(_Batch(places, start, sizes))
+        if words is not None:
+            self._groups = [_Group(words, runs) for runs in _grouped(middling)]
 
     def aim(self, addresses: Sequence[int]) -> None:
         """`addresses` has one for each place; only those of raw places are looked at."""
         for batch in self._batches:
             batch.aim([addresses[place] for place in batch.places])
+        for group in self._groups:
+            group.aim(addresses)
         self._pieces = [
             (offset + done, addresses[place] + done, min(PIECE_BYTES, size - done))
             for place, offset, size in self._large
@@ -114,18 +169,34 @@ class CopyList:
 
     def copy(self, target: Target, threads: CopyThreads) -> None:
         """Copy everything. Whoever owns the memory must keep it until this returns."""
-        pieces, batches = iter(self._pieces), iter(self._batches)
+        pieces = iter(self._pieces)
+        gathered: Iterator[_Batch | _Group] = chain(self._batches, self._groups)
         if self.size_bytes < TOGETHER_BYTES_MIN:
-            _drain(pieces, batches, target)
+            _drain(pieces, gathered, target)
         else:
-            threads.run(lambda: _drain(pieces, batches, target))
+            threads.run(lambda: _drain(pieces, gathered, target))
 
 
-def _drain(pieces: Iterator[_Piece], batches: Iterator[_Batch], target: Target) -> None:
+def _grouped(middling: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
+    """What one call copies: neighbours in the payload, as long as a thread may be at it before it looks for more."""
+    runs: list[tuple[int, int, int, int]] = []
+    size_bytes = 0
+    for place, offset, size in middling:
+        for done in range(0, size, RUN_BYTES_MAX):
+            runs.append((place, done, offset + done, min(RUN_BYTES_MAX, size - done)))
+        size_bytes += size
+        if size_bytes >= BATCH_BYTES_MAX:
+            yield runs
+            runs, size_bytes = [], 0
+    if runs:
+        yield runs
+
+
+def _drain(pieces: Iterator[_Piece], gathered: Iterator[_Batch | _Group], target: Target) -> None:
     """Take work until there is none; the iterators are shared, and `next` of a list's is atomic under the GIL."""
     move, base = ctypes.memmove, target.address
-    for batch in batches:
-        batch.copy(target)
+    for many in gathered:
+        many.copy(target)
     for offset, address, size in pieces:
         move(base + offset, address, size)
 

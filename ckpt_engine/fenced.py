@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from . import wire
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NAMED_MAX = 3  # tensors that a message names
+_VERSION: Callable[[Any], int] = attrgetter("_version")  # how often it was written, as torch counts
 
 Take = Callable[[dict[str, Any]], tuple[Geometry, Taken]]
 Durable = Callable[[int, float | None], str | None]
@@ -98,10 +100,12 @@ class FencedSave:
 
     def written(self) -> str:
         """The first tensor that was written since the save; empty where none was."""
-        for name, tensor, version in zip(self.names, self.watched, self.versions, strict=True):
-            if tensor._version != version:
-                return name
-        return ""
+        now = list(map(_VERSION, self.watched))
+        if now == self.versions:
+            return ""
+        return next(
+            name for name, *counts in zip(self.names, now, self.versions, strict=True) if counts[0] != counts[1]
+        )
 
 
 class FencedSaves:
@@ -232,7 +236,7 @@ class FencedSaves:
         }
         posted = self._link.post(request, [live.descriptor])
         watched = live.watched(taken)
-        versions = [tensor._version for tensor in watched]
+        versions = list(map(_VERSION, watched))
         stall = self._clock.monotonic() - began
         self._pending = FencedSave(step, posted, watched, versions, live.names, threading.get_ident(), stall)
         return self._pending

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .capture import Taken
 from .copying import CopyList, CopyThreads, Target
 from .memfd import create_segment
+from .picking import picker
 from .plan import TensorPlan
 from .segment import PAGE_BYTES, SlotHeader, write_header
 from .shardfile import Identity
@@ -62,7 +63,8 @@ class LiveImage:
         self._seen: list[int] = []
         self._lives: list[bool] = []  # whether each stored tensor lives here
         self._here: list[int] = []
-        self._leaves: list[int] = []  # of those that do: which tensor of the state it is
+        self._pick = picker(())  # of a state's tensors those that do
+        self._aimed: Sequence[int] | None = None
         self._copies = CopyList(geometry.layout, [])
         self.names: list[str] = []  # of those that live here
 
@@ -74,9 +76,10 @@ class LiveImage:
             start == here and at not in odd and layout.places[at].size_bytes > 0
             for at, (start, here) in enumerate(zip(plan.addresses, self._addresses, strict=True))
         ]
-        self._leaves = [source.tensor for source in compress(plan.sources, self._lives)]
+        self._pick = picker([source.tensor for source in compress(plan.sources, self._lives)])
         self.names = [place.name for place in compress(layout.places, self._lives)]
-        self._copies = CopyList(layout, [not (lives or at in odd) for at, lives in enumerate(self._lives)])
+        raw = [not (lives or at in odd) for at, lives in enumerate(self._lives)]
+        self._copies, self._aimed = CopyList(layout, raw, self._door.words), None
         self._plan, self._seen = plan, plan.addresses
         self._here = list(compress(self._addresses, self._lives))
 
@@ -91,7 +94,7 @@ class LiveImage:
 
     def watched(self, taken: Taken) -> list[Tensor]:
         """The tensors that live here, in the order of `names`."""
-        return [taken.tensors[leaf] for leaf in self._leaves]
+        return list(self._pick(taken.tensors))
 
     def move_in(self, taken: Taken, owned: Iterable[tuple[str, Tensor]]) -> list[Moved]:
         """Move what may be moved of `owned` (path, tensor) and is stored as itself. Until `take_back` it is not known
@@ -133,7 +136,9 @@ class LiveImage:
     def write(self, taken: Taken, identity: Identity, threads: CopyThreads) -> None:
         """Complete the image: what does not live here is copied, values and header are stored."""
         geometry, values = self.geometry, taken.values
-        self._copies.aim(taken.plan.addresses)
+        if self._aimed is not taken.plan.addresses:
+            self._copies.aim(taken.plan.addresses)
+            self._aimed = taken.plan.addresses
         self._copies.copy(self._target, threads)
         odd = taken.plan.odd
         if odd:

@@ -9,34 +9,36 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-Methods = tuple[Any, Any, Any]  # that make a state, as torch has them
+
+def is_torchs_own(torch: Any) -> bool:
+    """Whether nobody has put another method in the place of `Module.state_dict`."""
+    code = getattr(torch.nn.Module.state_dict, "__code__", None)
+    return str(getattr(code, "co_filename", "")).endswith("module.py")
 
 
-def state_of_module(torch: Any, module: Any) -> Any:
-    """What `module.state_dict()` returns."""
-    state = quick_state(torch, module)
-    return module.state_dict() if state is None else state
+def is_torchs_own_class(torch: Any, kind: Any) -> bool:
+    """Whether modules of this class say their state as torch's own do."""
+    base = torch.nn.Module
+    return (kind.state_dict, kind._save_to_state_dict, kind.get_extra_state) == (
+        base.state_dict, base._save_to_state_dict, base.get_extra_state
+    )  # fmt: skip
 
 
 def quick_state(torch: Any, module: Any) -> Any:
-    """The same where nobody else's code has a part in it, else None."""
+    """What `module.state_dict()` returns where nobody else's code has a part in it, else None."""
     state: OrderedDict[str, Any] = OrderedDict()
     metadata: OrderedDict[str, Any] = OrderedDict()
-    base = torch.nn.Module
-    torchs = (base.state_dict, base._save_to_state_dict, base.get_extra_state)
-    code = getattr(base.state_dict, "__code__", None)
-    changed = not str(getattr(code, "co_filename", "")).endswith("module.py")  # somebody has put another in its place
-    if changed or not _collect(torchs, module, "", state, metadata):
+    if not is_torchs_own(torch) or not _collect(torch, module, "", state, metadata):
         return None
     state._metadata = metadata  # type: ignore[attr-defined]
     return state
 
 
-def _collect(torchs: Methods, module: Any, prefix: str, state: dict[str, Any], metadata: dict[str, Any]) -> bool:
+def _collect(torch: Any, module: Any, prefix: str, state: dict[str, Any], metadata: dict[str, Any]) -> bool:
     """Add what belongs to `module`; False where it has something of its own to say."""
-    kind, own = type(module), module.__dict__
+    own = module.__dict__
     if (
-        (kind.state_dict, kind._save_to_state_dict, kind.get_extra_state) != torchs
+        not is_torchs_own_class(torch, type(module))
         or own.get("_state_dict_hooks", True)
         or own.get("_state_dict_pre_hooks", True)
         or "state_dict" in own
@@ -54,6 +56,6 @@ def _collect(torchs: Methods, module: Any, prefix: str, state: dict[str, Any], m
             if tensor is not None and name not in passing:
                 state[prefix + name] = tensor
     for name, child in own["_modules"].items():
-        if child is not None and not _collect(torchs, child, f"{prefix}{name}.", state, metadata):
+        if child is not None and not _collect(torch, child, f"{prefix}{name}.", state, metadata):
             return False
     return True

@@ -57,7 +57,7 @@ class TensorPlan:
         self.odd = tuple(  # strided, with a conjugate bit, or on a device: torch has to copy these
             number for number, place in enumerate(self.layout.places) if not raw[number] and place.size_bytes
         )
-        self.copies = CopyList(self.layout, raw)
+        self.copies = CopyList(self.layout, raw, door.words)
         self._aim()
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +58,10 @@ class Saver:
         self._geometry: Geometry | None = None
         self._slots: dict[int, StagedSlot] = {}
         self._slots_lock = threading.RLock()
-        self._preparing: threading.Thread | None = None
+        self._planning = threading.RLock()  # `prepare` plans beside training
+        self._prepared = threading.Event()
+        self._prepared.set()
+        self._pid = os.getpid()
         self._closed = False
         self.forbidden: Callable[[int], bool] = lambda descriptor: False  # slots that views of ours look at
 
@@ -75,42 +80,37 @@ class Saver:
     def take(self, state: dict[str, Any]) -> tuple[Geometry, Taken]:
         """`state` as it is now, and where it would stand in a slot: the same Geometry while its layout is the same.
         Raises TypeError."""
-        taken = self._capture.take(state)
-        geometry, layout = self._geometry, taken.plan.layout
-        if geometry is not None and len(taken.values) <= geometry.values_capacity:
-            if layout is geometry.layout:
-                return geometry, taken
-            if layout == geometry.layout:
-                taken.plan.layout = geometry.layout
-                return geometry, taken
-        self._geometry = Geometry.of(layout, len(taken.values))
-        return self._geometry, taken
+        with self._planning:
+            taken = self._capture.take(state)
+            geometry, layout = self._geometry, taken.plan.layout
+            if geometry is not None and len(taken.values) <= geometry.values_capacity:
+                if layout is geometry.layout:
+                    return geometry, taken
+                if layout == geometry.layout:
+                    taken.plan.layout = geometry.layout
+                    return geometry, taken
+            self._geometry = Geometry.of(layout, len(taken.values))
+            return self._geometry, taken
 
     def forget(self) -> None:
         """Take the next state as if it were the first."""
-        self._capture.forget()
+        with self._planning:
+            self._capture.forget()
 
     def prepare(self, state: dict[str, Any]) -> None:
         """Have the engine make slots for states like this one, and map them, while training goes on; and plan the save,
-        if that asks nobody who might mind. Never raises, and does not wait for the engine."""
+        if that asks nobody who might mind. Never raises, and does not wait for any of it."""
         link = self._place.link
         if link is None or self._geometry is not None or not self.prepared(0.0):
             return  # nothing to make ready, or a save was first
-        need_bytes = expected_bytes(self._door, state)
-        if is_quiet(self._door, state):
-            with contextlib.suppress(TypeError, ValueError):  # the save will say so
-                need_bytes = max(need_bytes, self.take(state)[0].segment_bytes)
-        self._preparing = threading.Thread(
-            target=self._prepare, args=(link, need_bytes), name="checkpoint-prepare", daemon=True
-        )
-        self._preparing.start()
+        self._prepared.clear()
+        # Thread.start would wait until it runs, and whoever has just loaded wants to go on. The state goes in a list
+        # that is emptied: what runs keeps its arguments, and with them the state, until it ends.
+        _thread.start_new_thread(self._prepare, (link, [state]))
 
     def prepared(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until a `prepare` is over; whether it is."""
-        if self._preparing is None:
-            return True
-        self._preparing.join(timeout_seconds)
-        return not self._preparing.is_alive()
+        """Wait until a `prepare` is over; whether it is. In a forked child it does not go on."""
+        return os.getpid() != self._pid or self._prepared.wait(timeout_seconds)
 
     def offers(self) -> list[tuple[int, int]]:
         """(slot, descriptor) of what this rank has mapped, for an engine that was started again."""
@@ -175,7 +175,31 @@ class Saver:
             retain(storage, directory, self._place.retention_steps)
         return Ticket(step, Mark(outcome=NO_ENGINE), Mark(outcome=""))
 
-    def _prepare(self, link: EngineLink, need_bytes: int) -> None:
+    def _prepare(self, link: EngineLink, states: list[dict[str, Any]]) -> None:
+        try:
+            need_bytes = self._plan_ahead(states.pop())
+            if need_bytes:
+                self._make_ready(link, need_bytes)
+        finally:
+            self._prepared.set()
+
+    def _plan_ahead(self, state: dict[str, Any]) -> int:
+        """Bytes of a segment for `state`; 0 where that cannot be told. Training may be writing to it meanwhile."""
+        need_bytes = 0
+        try:
+            need_bytes = expected_bytes(self._door, state)
+            if not is_quiet(self._door, state):
+                return need_bytes
+            with self._planning:
+                if self._geometry is None:
+                    need_bytes = max(need_bytes, self.take(state)[0].segment_bytes)
+                    self._capture.doubt()
+        except Exception as error:  # noqa: BLE001 - a state that changes under us raises whatever it likes; the save takes it anew
+            _log.debug("the first save could not be planned ahead: %s", error)
+            self.forget()
+        return need_bytes
+
+    def _make_ready(self, link: EngineLink, need_bytes: int) -> None:
         """The engine's part and ours: both take the time of a page fault for each page, none of it in a save."""
         for index in range(2):
             if self._closed:

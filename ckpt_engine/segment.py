@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 import struct
-import zlib
 from dataclasses import dataclass
 from enum import Enum
 
+from .checksum import crc32
 from .errors import CheckpointDamaged
 
 PAGE_BYTES = 4096
@@ -188,6 +188,6 @@ def payload_region(buffer: memoryview, header: SlotHeader) -> memoryview:
 
 
 def _header_crc(buffer: memoryview, header: SlotHeader) -> int:
-    crc = zlib.crc32(buffer[: _FIELDS.size])
-    crc = zlib.crc32(layout_region(buffer, header), crc)
-    return zlib.crc32(values_region(buffer, header), crc)
+    crc = crc32(buffer[: _FIELDS.size])
+    crc = crc32(layout_region(buffer, header), crc)
+    return crc32(values_region(buffer, header), crc)

@@ -13,9 +13,9 @@ from .aliasing import Span
 from .blocks import Shard
 from .errors import StateMismatch
 from .layout import ELEMENT_TYPES, Layout, TensorPlace, TensorView
-from .module_state import state_of_module
 from .sharding import Sharding, describe_sharding, is_sharded_tensor
 from .tree import Form, Node
+from .words import TorchWords
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,12 +43,7 @@ class TensorDoor:
         self.dtypes = {name: getattr(torch, name) for name in ELEMENT_TYPES if hasattr(torch, name)}
         self._dtype_names = {dtype: name for name, dtype in self.dtypes.items()}
         self.plain = (torch.Tensor, torch.nn.Parameter)
-
-    def ask(self, value: Any) -> Any:
-        """What `value.state_dict()` returns."""
-        if isinstance(value, self.torch.nn.Module):
-            return state_of_module(self.torch, value)
-        return value.state_dict()
+        self.words = TorchWords(torch)
 
     def is_plain(self, value: object) -> bool:
         """A tensor that is what it says: subclasses may lie about their dtype or hold several tensors."""

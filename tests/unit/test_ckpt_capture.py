@@ -174,3 +174,30 @@ def test_nothing_of_the_state_is_kept_alive() -> None:
     del tensor, taken
     gc.collect()
     assert alive() is None
+
+
+def test_what_was_taken_beside_training_is_read_anew() -> None:
+    """A plain value that changed between its text and its mark would never be written again."""
+    capture, state = Capture(DOOR), rich()
+    del state["array"]
+    capture.take(state)
+    state["n"] = 9
+    for node in walk(capture._root):
+        if isinstance(node, capture_module._Plain) and node.text == "5":
+            node.mark = capture_module._mark_of(9)  # as it would be, had the number changed in between
+    assert capture.take(state).values != values_of(state)
+    capture.doubt()
+    assert capture.take(state).values == values_of(state)
+
+
+def walk(node: Any) -> list[Any]:
+    below = [*getattr(node, "children", []), *getattr(node, "metadata", [])]
+    return [node, *(found for child in below for found in walk(child))]
+
+
+def test_a_state_with_a_sharded_part_is_not_remembered_in_doubt() -> None:
+    capture, state = Capture(DOOR), rich()
+    capture.take(state)
+    capture.doubt()
+    assert capture._root is None, "an array's tensor has to be asked for"
+    assert capture.take(state).values == values_of(state)

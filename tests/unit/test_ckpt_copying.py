@@ -13,14 +13,30 @@ import torch
 
 from ckpt_engine import copying
 from ckpt_engine.client import Checkpointer
-from ckpt_engine.copying import BATCH_TENSORS_MAX, PIECE_BYTES, CopyList, CopyThreads, Target, threads_for
+from ckpt_engine.copying import (
+    BATCH_TENSORS_MAX,
+    LARGE_TENSOR_BYTES_MIN,
+    PIECE_BYTES,
+    RUN_BYTES_MAX,
+    CopyList,
+    CopyThreads,
+    Target,
+    Words,
+    threads_for,
+)
 from ckpt_engine.layout import SMALL_TENSOR_BYTES_MAX, plan_layout
 from ckpt_engine.staging import StagedSlot, local_slot
 from ckpt_engine.tensors import SLICE_ELEMENTS_MAX, TensorDoor
+from ckpt_engine.words import TorchWords
 from tests.ckpt_lab import engine_in_thread
 
 SIZES = [3, 0, PIECE_BYTES + 5, 1, SMALL_TENSOR_BYTES_MAX, SMALL_TENSOR_BYTES_MAX + 1, 2 * PIECE_BYTES, 17]
 MANY = [1 + at % 50 for at in range(2 * BATCH_TENSORS_MAX + 3)]
+MIDDLING = [
+    SMALL_TENSOR_BYTES_MAX + 8, RUN_BYTES_MAX, RUN_BYTES_MAX + 8, 50_000, LARGE_TENSOR_BYTES_MIN - 8, 50_001,
+    *[99_992] * 50,
+]  # fmt: skip
+WORDS = TorchWords(torch)
 
 
 def sources(sizes: list[int]) -> list[ctypes.Array[ctypes.c_char]]:
@@ -32,11 +48,11 @@ def target_of(slot: StagedSlot, offset: int, *, file: bool) -> Target:
     return Target(address, slot.descriptor if file else -1, offset)
 
 
-def check(sizes: list[int], raw: list[bool], threads: CopyThreads, *, file: bool) -> None:
+def check(sizes: list[int], raw: list[bool], threads: CopyThreads, *, file: bool, words: Words | None = None) -> None:
     layout = plan_layout([(f"t{at}", "uint8", (size,)) for at, size in enumerate(sizes)])
     memory = sources(sizes)
     slot = local_slot(4096 + -(-layout.payload_bytes // 4096) * 4096)
-    copies = CopyList(layout, raw)
+    copies = CopyList(layout, raw, words)
     copies.aim([ctypes.addressof(piece) for piece in memory])
     copies.copy(target_of(slot, 4096, file=file), threads)
     for place, piece, wanted in zip(layout.places, memory, raw, strict=True):
@@ -57,6 +73,36 @@ def test_every_byte_comes_to_its_place(sizes: list[int], count: int, file: bool)
     threads.close()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("sizes", [SIZES, MIDDLING], ids=["mixed", "middling"])
+def test_middling_tensors_are_copied_by_few_calls(sizes: list[int], count: int) -> None:
+    threads, calls = CopyThreads(count), []
+
+    class Counted(TorchWords):
+        def copy(self, targets: Any, sources: Any) -> None:
+            calls.append(max(tensor.numel() for tensor in sources))
+            super().copy(targets, sources)
+
+    check(sizes, [True] * len(sizes), threads, file=True, words=Counted(torch))
+    assert len(calls) <= 3
+    assert all(count <= SLICE_ELEMENTS_MAX for count in calls), "torch would use its own threads"
+    check(sizes, [at % 3 != 1 for at in range(len(sizes))], threads, file=False, words=WORDS)
+    threads.close()
+
+
+def test_an_older_torch_copies_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "_foreach_copy_")
+    check(MIDDLING, [True] * len(MIDDLING), CopyThreads(1), file=True, words=TorchWords(torch))
+
+
+def test_memory_that_was_first_seen_in_inference_mode_is_written_outside_of_it() -> None:
+    source, target = ctypes.create_string_buffer(os.urandom(80)), ctypes.create_string_buffer(80)
+    with torch.inference_mode():
+        words = WORDS.at([(ctypes.addressof(memory), 80) for memory in (source, target)])
+    WORDS.copy(words[1:], words[:1])
+    assert target.raw[:80] == source.raw[:80]
+
+
 def test_a_write_that_is_cut_short_is_done_again_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
@@ -69,10 +115,11 @@ def test_a_write_that_is_cut_short_is_done_again_by_hand(monkeypatch: pytest.Mon
     assert len(calls) == 3
 
 
-def test_other_addresses_are_read_after_they_were_aimed_at() -> None:
+@pytest.mark.parametrize("words", [None, WORDS], ids=["memmove", "words"])
+def test_other_addresses_are_read_after_they_were_aimed_at(words: Words | None) -> None:
     layout = plan_layout([("small", "uint8", (9,)), ("large", "uint8", (100_000,))])
     slot = local_slot(128 << 10)
-    copies, threads = CopyList(layout, [True, True]), CopyThreads(1)
+    copies, threads = CopyList(layout, [True, True], words), CopyThreads(1)
     for _ in range(2):
         memory = sources([9, 100_000])
         copies.aim([ctypes.addressof(piece) for piece in memory])

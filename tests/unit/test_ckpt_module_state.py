@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from ckpt_engine.module_state import state_of_module
+from ckpt_engine import object_state
+from ckpt_engine.object_state import ModuleMemory, optimizer_state
 
 
 class Tied(nn.Module):
@@ -48,6 +49,10 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "empty": nn.Identity,
     "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)),
 }
+
+
+def state_of_module(torch: Any, module: Any) -> Any:
+    return ModuleMemory(torch).state(module)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -96,9 +101,12 @@ class Overriding(Versioned):
         )
 
 
+MINE = torch.zeros(1)
+
+
 class Saving(Versioned):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination[prefix + "mine"] = torch.zeros(1)
+        destination[prefix + "mine"] = MINE
 
 
 class Extra(Versioned):
@@ -152,3 +160,101 @@ def test_a_state_dict_that_somebody_has_put_in_torch_s_place_is_asked(monkeypatc
 
 def test_an_instance_with_its_own_method_is_asked() -> None:
     assert list(state_of_module(torch, patched("state_dict"))) == ["mine"]
+
+
+def changed_ways(module: Any) -> list[Callable[[], object]]:
+    """Changes of a tree of modules, one after another; each but the first leaves the one before in place."""
+    more = torch.ones(1)
+    return [
+        lambda: None,
+        lambda: setattr(module.head, "weight", nn.Parameter(torch.zeros(5, 3))),  # no longer tied
+        lambda: module.register_buffer("late", torch.ones(1)),
+        lambda: module.register_buffer("late", torch.ones(1), persistent=False),
+        lambda: module.children_of_mine["a"].append(nn.Linear(2, 2)),
+        lambda: setattr(module, "norm", nn.GroupNorm(1, 3)),
+        lambda: setattr(module.norm, "bias", None),
+        lambda: setattr(module, "absent", nn.Parameter(torch.ones(1))),
+        lambda: setattr(module.norm, "_version", 9),
+        lambda: setattr(module, "again", None),
+        lambda: module.children_of_mine.pop("b"),
+        lambda: module.norm.register_state_dict_post_hook(lambda own, state, *_: state.update(more=more)),
+        lambda: module.norm._state_dict_hooks.clear(),
+        lambda: setattr(module, "norm", Saving()),
+        lambda: setattr(module, "norm", None),
+    ]
+
+
+def test_a_tree_that_changes_is_asked_as_if_for_the_first_time() -> None:
+    module = Tied()
+    memory = ModuleMemory(torch)
+    for change in changed_ways(module):
+        change()
+        for _ in range(2):
+            assert same(memory.state(module), module.state_dict())
+
+
+def test_a_tree_that_stays_is_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, memory = Tied(), ModuleMemory(torch)
+    memory.state(module)
+    monkeypatch.setattr(object_state, "quick_state", lambda *_: pytest.fail("it was walked once more"))
+    module.embedding.weight = nn.Parameter(torch.zeros(5, 3))
+    assert same(memory.state(module), module.state_dict())
+
+
+def test_a_module_that_contains_itself_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_state, "MODULES_MAX", 50)
+    module = nn.Sequential(nn.Linear(1, 1))
+    module.append(module)
+    with pytest.raises(RecursionError):
+        ModuleMemory(torch).state(module)
+
+
+def optimizer(*groups: list[nn.Parameter], kind: Any = torch.optim.AdamW) -> Any:
+    made = kind([{"params": group, "lr": 0.1 * (at + 1)} for at, group in enumerate(groups)])
+    for group in groups[:2]:
+        for parameter in group:
+            parameter.grad = torch.ones_like(parameter)
+    made.step()
+    return made
+
+
+def parameters(count: int) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(2)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optimizer(parameters(3)), lambda: optimizer(parameters(1), parameters(2), parameters(2)),
+        lambda: optimizer(parameters(2), kind=torch.optim.SGD), lambda: torch.optim.Adagrad(parameters(2)),
+    ],
+    ids=["one group", "three groups", "no state", "state at once"],
+)  # fmt: skip
+def test_an_optimizer_s_state_is_what_it_would_say(make: Callable[[], Any]) -> None:
+    said, expected = optimizer_state(torch, made := make()), made.state_dict()
+    assert repr(said) == repr(expected)
+    for number, entry in expected["state"].items():
+        assert all(said["state"][number][name] is value for name, value in entry.items())
+
+
+def test_an_optimizer_with_its_own_words_is_asked() -> None:
+    class Own(torch.optim.SGD):
+        def state_dict(self) -> Any:
+            return {"mine": 1}
+
+    assert optimizer_state(torch, Own(parameters(1), lr=0.1)) == {"mine": 1}
+    hooked = optimizer(parameters(1))
+    hooked.register_state_dict_post_hook(lambda own, state: {"hooked": 1})
+    assert optimizer_state(torch, hooked) == {"hooked": 1}
+    patched = optimizer(parameters(1))
+    patched.state_dict = lambda: {"patched": 1}
+    assert optimizer_state(torch, patched) == {"patched": 1}
+
+
+def test_what_is_no_parameter_of_an_optimizer_is_left_to_torch() -> None:
+    made = optimizer(parameters(2))
+    made.state["extra"] = {"a": torch.ones(1)}
+    assert repr(optimizer_state(torch, made)) == repr(made.state_dict())
+    twice = optimizer(parameters(1))
+    twice.param_groups[0]["params"] *= 2
+    assert repr(optimizer_state(torch, twice)) == repr(twice.state_dict())
