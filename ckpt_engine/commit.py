@@ -41,7 +41,7 @@ from .manifest import (
     step_record,
 )
 from .rejection import is_rejected, read_rejections
-from .segment import SlotHeader, layout_region, payload_region, values_region
+from .segment import SlotHeader, layout_region, payload_region, read_header, values_region
 from .shardfile import HEADER_BYTES_MAX, ShardChecks, encode_header, identity_of
 from .storage import DIRECT_BYTES_MIN, OutputFile, Storage
 from .verification import read_verifications
@@ -155,6 +155,8 @@ def _standing_record(
 def _encoded_header(header: SlotHeader, segment: memoryview) -> bytes:
     layout_raw = bytes(layout_region(segment, header))
     values = bytes(values_region(segment, header))
+    if read_header(segment) != header:  # its checksum is of layout and values too; the file gets one of its own
+        raise CheckpointDamaged(f"the slot of step {header.step} of rank {header.rank} is another one's by its header")
     layout = decode_layout(layout_raw, header.payload_bytes)
     encoded = encode_header(identity_of(header), layout_raw, layout, values)
     if len(encoded) > HEADER_BYTES_MAX:  # no reader of the format would take such a file

@@ -16,8 +16,9 @@ from .event import TIERS, Tier
 from .fetching import LoadedShard, read_from_disk, read_from_memory
 from .link import EngineLink
 from .manifest import complete_manifests, complete_steps, read_manifest, rejection_of
+from .memory_shards import CannotBeHad, EngineShards
 from .quarantine import set_aside
-from .resharding import Targets, read_resharded
+from .resharding import DiskShards, Targets, read_resharded
 from .selection import Wanted, candidates_of, offers_for
 from .shardfile import Identity
 from .storage import Storage
@@ -43,6 +44,7 @@ class Source:
     descriptor: int = -1
     verified: bool = True
     crc32: int | None = None
+    world_size: int = 0  # of how many ranks the shards are, where this rank's is cut from them in memory; 0: its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,9 @@ class Copies:
         return Source("disk", offers[0].step, offers[0].attempt) if offers else None
 
     def _open(self, source: Source) -> Copy:
-        if source.descriptor >= 0:
+        if source.world_size:
+            shard = self._cut(source)
+        elif source.descriptor >= 0:
             shard = read_from_memory(source.descriptor, self.stamped(source))
         else:
             assert self.folder is not None
@@ -185,13 +189,22 @@ class Copies:
             shard.close()
             raise
 
+    def _cut(self, source: Source) -> LoadedShard:
+        """This rank's shard out of those of another number of ranks, which the engine has or fetches."""
+        assert self._link is not None
+        assert self.targets is not None, "nobody else is offered such a step"
+        identity = self._identity
+        shards = EngineShards(self._link, identity.job, source.attempt, source.step, source.world_size)
+        return read_resharded(shards, identity.rank, identity.world_size, self.targets())
+
     def _read(self, directory: Path, wanted: Identity) -> LoadedShard:
         """The shard on disk; what another number of ranks saved is cut for this one."""
         if self.targets is not None:
             manifest = read_manifest(directory, wanted.step)
             same_attempt = manifest is not None and manifest.attempt == wanted.attempt
             if manifest is not None and same_attempt and manifest.world_size != wanted.world_size:
-                return read_resharded(directory, manifest, wanted.rank, wanted.world_size, self.targets())
+                shards = DiskShards(directory, manifest)
+                return read_resharded(shards, wanted.rank, wanted.world_size, self.targets())
         return read_from_disk(directory, wanted)
 
     def _compared(self, copy: Copy, later: bool, plan: Plan | None) -> Copy:
@@ -210,7 +223,7 @@ class Copies:
     def _set_aside(self, source: Source, error: CheckpointDamaged) -> None:
         """Never offer it again: the engine does it, or, without one, we."""
         _log.warning("step %d in %s cannot be used: %s", source.step, source.tier, error)
-        if isinstance(error, _FoundByEngine):
+        if isinstance(error, _FoundByEngine | CannotBeHad):
             return
         told = self.tell(
             {
@@ -235,7 +248,7 @@ def _source_of(reply: wire.Fields, descriptors: list[int]) -> Source | None:
             return None
         step, attempt = wire.whole(reply, "step"), wire.whole(reply, "attempt")
         if not descriptors:
-            return Source(tier, step, attempt)
+            return Source(tier, step, attempt, world_size=wire.optional_whole(reply, "world_size") or 0)
         crc32 = wire.optional_whole(reply, "crc32")
         source = Source(tier, step, attempt, descriptors[0], reply.get("verified") is True, crc32)
         del descriptors[0]

@@ -15,12 +15,14 @@ from . import wire
 from .checksum import crc32_of, threads_here
 from .errors import CheckpointDamaged, CheckpointError, EngineRefused
 from .event import TIERS, EngineEvent, Tier
+from .gathering import Gathering
 from .memfd import MemfdIdentity, Segment
 from .quarantine import set_aside
 from .rejection import REASON_CHARACTERS_MAX, read_or_reject_all
+from .ring_gather import Borrowed
 from .segment import SlotHeader, payload_region, read_sealed
 from .selection import Offer, Wanted, candidates_of, offers_for
-from .shardfile import Identity
+from .shardfile import Identity, identity_of
 from .slots import Loan, Slot
 from .wire import Fields
 
@@ -70,6 +72,7 @@ class Lending:
     def __init__(self, parts: EngineParts, session: int) -> None:
         self._parts = parts
         self._session = session
+        self.gathering = Gathering(parts, self._borrow)
         self._reading: Reading | None = None
         self._threads = 1  # of one comparison
         self._proof: Proof | None = None  # of what was loaded last, if that was to be verified later
@@ -192,6 +195,7 @@ class Lending:
         self._parts.table.release(reading.slot)
 
     def stop_reading(self) -> None:
+        self.gathering.release()
         if self._reading is not None:
             reading, self._reading = self._reading, None
             self.release(reading)
@@ -208,6 +212,8 @@ class Lending:
         place: Fields = {"tier": offer.tier, "step": offer.step, "attempt": offer.attempt}
         if offer.tier == "disk":
             return place, []
+        if offer.world_size:
+            return {**place, "world_size": offer.world_size}, []
         if offer.tier == "object":
             return self._fetch(identity, offer, place)
         if offer.tier == "peer":
@@ -236,6 +242,18 @@ class Lending:
         offers = offers_for(self._parts.table, self._parts.directory, wanted)
         return offers[0].memory if offers else None
 
+    def _borrow(self, wanted: Identity) -> Borrowed | None:
+        """A shard of any rank that is in a slot of this engine, compared with its checksum; None where none is."""
+        for _, slot, header in self._parts.table.sealed():
+            segment = self._parts.table.lease(slot, header) if identity_of(header) == wanted else None
+            if segment is None:
+                continue
+            reading = Reading(slot, header, segment)
+            if not self.compare(reading):
+                return Borrowed(header, segment, lambda reading=reading: self.release(reading))  # type: ignore[misc]
+            self.release(reading)
+        return None
+
     def _again(self, reading: Reading) -> Reading:
         """With a lease of its own: the rank may let go before the comparison is done."""
         segment = self._parts.table.lease(reading.slot, reading.header)
@@ -256,7 +274,7 @@ class Lending:
         here = offers_for(parts.table, parts.directory, wanted) if wanted.attempt is not None else []
         if here and here[0].tier == "memory":
             return []
-        found: list[Offer] = []
+        found = self.gathering.offers(wanted)
         if parts.ring is not None:
             holdings = parts.ring.copies_of(identity.rank, identity.world_size)
             found += [Offer("peer", *holding.newness) for holding in holdings]

@@ -7,7 +7,7 @@ after the other, so that a rank never holds more than its own state and one save
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -73,19 +73,28 @@ class ReshardPlan:
 
 
 def plan_reshard(
-    saved: Sequence[Layout], base: int, targets: Mapping[str, Target], near: Sequence[int] = ()
+    saved: Sequence[Layout],
+    base: int,
+    targets: Mapping[str, Target],
+    near: Sequence[int] = (),
+    wants: Callable[[str], bool] = lambda name: True,
 ) -> ReshardPlan:
     """How to make the shard of a new rank from those of all saved ranks.
 
     `base`: the saved rank whose tree of values is taken, and whose tensors that are not spread over ranks.
     `targets`: what is wanted of each tensor, by its name; others are spread as tensors that were spread alike.
-    `near`: ranks to prefer where several have the same. Raises StateMismatch where a part is in no saved shard.
+    `near`: ranks to prefer where several have the same. `wants`: of which tensors anything is wanted at all; others are
+    left empty, and nothing is read for them. Raises StateMismatch where a part is in no saved shard.
     """
     order = sorted(range(len(saved)), key=lambda rank: (rank not in near, rank))
     by_name = [{place.name: place for place in layout.places} for layout in saved]
     alike = _alike(saved[base], targets)
+    viewed = {view.place for view in saved[base].views}
     wanted = [
-        _wanted(saved[base], place, targets.get(place.name, alike.get(place.sharding))) for place in saved[base].places
+        _wanted(saved[base], place, targets.get(place.name, alike.get(place.sharding)))
+        if wants(place.name) or index in viewed
+        else _nothing(place)
+        for index, place in enumerate(saved[base].places)
     ]
     layout = replace(plan_layout([tensor for tensor, _ in wanted]), views=saved[base].views)
     copies: list[Copy] = []
@@ -140,6 +149,11 @@ def _wanted(base: Layout, place: TensorPlace, target: Target | None) -> tuple[St
     if block.shape != place.shape:
         _refuse_views(base, place)
     return StoredTensor(place.name, place.dtype, block.shape, None, sharding), block
+
+
+def _nothing(place: TensorPlace) -> tuple[StoredTensor, Block]:
+    """Its place in the order of all tensors, without a byte."""
+    return StoredTensor(place.name, place.dtype, (0,)), Block((0,), (0,))
 
 
 def _block_of(name: str, target: Target) -> Block:

@@ -3,6 +3,7 @@
 couriers   bring what was sealed here to the next nodes        (ring_courier.py)
 server     keeps, lists and hands out                          (ring_server.py, ring_store.py)
 puller     brings here what a rank that lives here now needs   (ring_pull.py)
+gatherer   and what it needs of other ranks' shards            (ring_gather.py)
 members    who there is, and where                             (ring_members.py, ring_placement.py)
 """
 
@@ -19,8 +20,10 @@ from .clock import Clock
 from .errors import EngineRefused
 from .event import EngineEvent
 from .rejection import Rejection, read_or_reject_all
+from .ring_asking import Asking
 from .ring_config import RingConfig, tls_context
 from .ring_courier import CourierConfig, Couriers, own_source
+from .ring_gather import Gatherer
 from .ring_handshake import Dice, Peer
 from .ring_link import Caller, Holding
 from .ring_members import Member, Members, is_node_name
@@ -84,9 +87,13 @@ class Ring:
             config.dead_seconds, config.beat_seconds, config.retry_seconds_min, config.retry_seconds_max,
         )  # fmt: skip
         self.couriers = Couriers(couriers, caller, self.members, table, emit, clock)
+        asking = Asking(node, caller, self.members)
         self._puller = Puller(
-            PullConfig(node, config.pull_seconds_max), caller, self.members, self.store, table, budget,
-            self._rejections, emit, clock,
+            PullConfig(node, config.pull_seconds_max), asking, self.store, table, budget, self._rejections, emit, clock,
+        )  # fmt: skip
+        self.gatherer = Gatherer(
+            asking, self.store, table, budget, self._rejections,
+            lambda header, reason: self._tell_damaged(header, "peer", reason), clock, config.pull_seconds_max,
         )  # fmt: skip
 
     @property
@@ -132,6 +139,10 @@ class Ring:
     def copies_of(self, rank: int, world_size: int) -> list[Holding]:
         """What there is of a rank outside of our own slots, newest first; asks the peers."""
         return self._puller.copies_of(rank, world_size)
+
+    def kept_here(self) -> list[Holding]:
+        """What this engine keeps for others."""
+        return self._puller.kept_here()
 
     def pull(self, session: int, identity: Identity, attempt: int, step: int) -> str:
         """Bring one of those into a slot of the rank, compared with its checksums; empty, or why that cannot be."""

@@ -7,9 +7,11 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from . import checksum
 from .clock import Clock
 from .errors import CheckpointDamaged, EngineRefused
 from .memfd import Segment
+from .outline import Outline, decode_outline
 from .ring_handshake import Dice, Peer, prove
 from .ring_members import Member, is_node_name
 from .ring_transfer import (
@@ -23,11 +25,12 @@ from .ring_transfer import (
     seal_received,
     send_shard,
 )
-from .ring_wire import Channel, PeerError, PeerRefused
+from .ring_wire import RAW_BYTES_MAX, Channel, PeerError, PeerRefused
 from .segment import SlotHeader
 from .wire import Fields, WireError, text, whole
 
 HOLDINGS_MAX = 1024
+READS = 2  # of a shard that a peer compares with its checksum, and then digests
 KEEPALIVE_SECONDS = (10, 5, 3)  # idle, between probes, and how many of them
 
 Allocate = Callable[[SlotHeader, int], Segment]  # of so many bytes, for this shard
@@ -149,9 +152,22 @@ class PeerLink:
         self._channel.send({"stored": True})
         return Fetched(header, chunk_bytes, crcs, payload_crc32)
 
-    def _ask(self, request: Fields, wait_seconds: float = 0.0) -> Fields:
+    def outline(self, wanted: Holding) -> Outline:
+        """What a shard says of itself; the peer compares it with its checksum before. Raises CheckpointDamaged."""
+        request = {
+            "op": "outline", "rank": wanted.rank, "step": wanted.step, "attempt": wanted.attempt,
+            "world_size": wanted.world_size,
+        }  # fmt: skip
+        reply = self._ask(request, READS * allocation_seconds(wanted.payload_bytes), RAW_BYTES_MAX)
+        raw = bytearray(self._channel.raw_bytes)
+        self._channel.receive_raw(memoryview(raw))
+        if checksum.crc32(raw) != whole(reply, "crc32"):
+            raise CheckpointDamaged(f"what {self.peer.node} says of a shard has changed on its way")
+        return decode_outline(bytes(raw))
+
+    def _ask(self, request: Fields, wait_seconds: float = 0.0, raw_bytes_max: int = 0) -> Fields:
         self._channel.send(request)
-        reply = self._channel.receive(wait_seconds=wait_seconds)
+        reply = self._channel.receive(raw_bytes_max, wait_seconds)
         if "refused" in reply:
             raise PeerRefused(f"{self.peer.node} refused: {text(reply, 'refused')[:REASON_CHARACTERS_MAX]}")
         return reply

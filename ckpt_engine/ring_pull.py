@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from .budget import MemoryBudget
@@ -13,8 +12,9 @@ from .errors import CheckpointDamaged, EngineRefused
 from .event import EngineEvent
 from .memfd import Segment
 from .rejection import Rejection, is_rejected
-from .ring_link import Caller, Holding, PeerLink, dial
-from .ring_members import Member, Members
+from .ring_asking import ASKED_AT_ONCE, Asking
+from .ring_link import Holding
+from .ring_members import Member
 from .ring_place import Place
 from .ring_stock import Stock
 from .ring_store import PeerSlot, PeerStore
@@ -25,7 +25,6 @@ from .shardfile import Identity
 from .slots import SlotTable
 from .wire import WireError
 
-ASKED_AT_ONCE = 8
 KNOWN_RANKS_MAX = 4096
 REASONS_MAX = 8
 
@@ -44,8 +43,7 @@ class Puller:
     def __init__(
         self,
         config: PullConfig,
-        caller: Caller,
-        members: Members,
+        asking: Asking,
         store: PeerStore,
         table: SlotTable,
         budget: MemoryBudget,
@@ -54,8 +52,7 @@ class Puller:
         clock: Clock,
     ) -> None:
         self._config = config
-        self._caller = caller
-        self._members = members
+        self._asking = asking
         self._store = store
         self._table = table
         self._budget = budget
@@ -73,17 +70,10 @@ class Puller:
         """
         deadline = self._clock.monotonic() + self._config.pull_seconds_max
         found = [holding for holding in self.kept_here() if (holding.rank, holding.world_size) == (rank, world_size)]
-        others = self._others()
+        others = self._asking.others()
         for start in range(0, len(others), ASKED_AT_ONCE):
-            asked = others[start : start + ASKED_AT_ONCE]
-            with ThreadPoolExecutor(len(asked), "ring-ask") as pool:
-                answers = list(pool.map(lambda member: self._ask(member, deadline), asked))
-            found += [
-                holding
-                for answer in answers
-                for holding in answer
-                if (holding.rank, holding.world_size) == (rank, world_size)
-            ]
+            answers = self._asking.ask_some(others[start : start + ASKED_AT_ONCE], deadline)
+            found += [holding for holding in answers if (holding.rank, holding.world_size) == (rank, world_size)]
             if found or self._clock.monotonic() >= deadline:
                 break
         rejections = self._rejections()
@@ -118,7 +108,7 @@ class Puller:
             and holding.node != self._config.node
         ]
         for holding in wanted:
-            member = self._members.living(holding.node)
+            member = self._asking.living(holding.node)
             if member is None:
                 reasons.append(f"{holding.node} is gone")
                 continue
@@ -139,13 +129,13 @@ class Puller:
         """
         deadline = self._clock.monotonic() + self._config.pull_seconds_max
         newest: dict[int, Holding] = {}
-        for member in self._others()[:ASKED_AT_ONCE]:
-            for holding in self._ask(member, deadline):
+        for member in self._asking.others()[:ASKED_AT_ONCE]:
+            for holding in self._asking.ask(member, deadline):
                 best = newest.get(holding.rank)
                 if holding.home == self._config.node and (best is None or holding.newness > best.newness):
                     newest[holding.rank] = holding
         for holding in newest.values():
-            member_now = self._members.living(holding.node)
+            member_now = self._asking.living(holding.node)
             here = [header.newness for _, _, header in self._table.sealed() if header.rank == holding.rank]
             if member_now is not None and max(here, default=(-1, -1)) < holding.newness:
                 self._fetch_beside(member_now, holding, deadline)
@@ -159,8 +149,8 @@ class Puller:
             return
         deadline = self._clock.monotonic() + self._config.pull_seconds_max
         by_home: dict[str, dict[int, int]] = {}
-        for member in self._others()[:ASKED_AT_ONCE]:
-            for holding in self._ask(member, deadline):
+        for member in self._asking.others()[:ASKED_AT_ONCE]:
+            for holding in self._asking.ask(member, deadline):
                 by_home.setdefault(holding.home, {})[holding.rank] = holding.payload_bytes
         fullest = max(by_home.values(), key=lambda sizes: sum(sizes.values()), default={})
         if fullest:
@@ -176,35 +166,10 @@ class Puller:
             for slot, header in self._store.whole()
         ]  # fmt: skip
 
-    def _others(self) -> list[Member]:
-        """The living ones, the next in the ring first."""
-        order = self._members.order()
-        at = order.index(self._config.node) + 1 if self._config.node in order else 0
-        names = [node for node in order[at:] + order[:at] if node != self._config.node]
-        return [member for member in map(self._members.living, names) if member is not None]
-
-    def _ask(self, member: Member, deadline: float) -> list[Holding]:
-        """What `member` holds; nothing where it does not answer: a peer is one tier, and there is another."""
-        try:
-            link = self._dial(member, deadline)
-        except WireError:
-            return []
-        try:
-            return link.holdings()
-        except WireError:
-            return []
-        finally:
-            link.close()
-
-    def _dial(self, member: Member, deadline: float) -> PeerLink:
-        link = dial(member, self._caller)
-        link.end_by(deadline)
-        return link
-
     def _fetch(self, session: int, identity: Identity, member: Member, holding: Holding, deadline: float) -> None:
         """From a peer straight into a slot of ours, which the engine fills in the place of the rank."""
         place = Place(self._table, self._budget, self.stock, session, identity)
-        link = self._dial(member, deadline)
+        link = self._asking.dial(member, deadline)
         try:
             link.fetch(holding, place.open)
             place.seal()
@@ -250,7 +215,7 @@ class Puller:
             return slot.segment
 
         try:
-            link = self._dial(member, deadline)
+            link = self._asking.dial(member, deadline)
         except WireError:
             return
         try:

@@ -10,8 +10,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from . import checksum
 from .clock import Clock
 from .errors import CheckpointDamaged, EngineRefused
+from .outline import Outlines
 from .priority import give_way
 from .ring_handshake import Dice, Peer, answer
 from .ring_link import HOLDINGS_MAX, Holding, prepare_socket
@@ -22,6 +24,7 @@ from .ring_transfer import (
     SourceDamaged,
     SourceGone,
     allocation_seconds,
+    checked_outline,
     cut,
     describe,
     header_of,
@@ -29,7 +32,8 @@ from .ring_transfer import (
     seal_received,
     send_shard,
 )
-from .ring_wire import Channel, PeerRefused
+from .ring_wire import RAW_BYTES_MAX, Channel, PeerRefused
+from .shardfile import identity_of
 from .wire import Fields, WireError, optional_whole, text, whole
 
 IDLE_SECONDS_MAX = 3600.0  # a neighbour that saves seldom keeps its connection; a dead one is noticed sooner
@@ -61,6 +65,7 @@ class Host:
     io_seconds_max: float
     connections_max: int
     tls: ssl.SSLContext | None = None
+    outlines: Outlines = field(default_factory=Outlines)  # of what is here
 
 
 class RingServer:
@@ -165,6 +170,8 @@ class RingServer:
                 channel.send({"shards": [_row(holding) for holding in self._host.holdings()[:HOLDINGS_MAX]]})
             elif operation == "fetch":
                 self._hand_out(channel, fields)
+            elif operation == "outline":
+                self._describe(channel, fields)
             else:
                 channel.send({"refused": f"operation {operation!r:.40} is not known to this engine"})
         except PeerRefused as refusal:
@@ -204,11 +211,33 @@ class RingServer:
                 host.store.abandon(slot)
         channel.send({"stored": True})
 
-    def _hand_out(self, channel: Channel, fields: Fields) -> None:
+    def _describe(self, channel: Channel, fields: Fields) -> None:
+        """What a shard says of itself, once its bytes have been compared with their checksum."""
+        offered = self._offered(fields)
+        source = offered.source
+        try:
+            raw = self._host.outlines.of(identity_of(source.header), lambda: checked_outline(source).encoded())
+        except CheckpointDamaged as error:
+            if not source.unchanged():
+                raise PeerRefused(f"{error}; a newer save has taken its place") from error
+            offered.damaged(str(error))
+            raise PeerRefused(str(error)) from error
+        finally:
+            offered.done()
+        if len(raw) > RAW_BYTES_MAX:
+            raise PeerRefused(f"names and values of {len(raw)} bytes are more than a message takes")
+        channel.send({"crc32": checksum.crc32(raw)}, raw)
+
+    def _offered(self, fields: Fields) -> Offered:
+        """The shard that is asked for. Raises PeerRefused."""
         wanted = [whole(fields, name) for name in ("rank", "step", "attempt", "world_size")]
         offered = self._host.offer(*wanted)
         if offered is None:
             raise PeerRefused(f"step {wanted[1]} of rank {wanted[0]} is not here any more")
+        return offered
+
+    def _hand_out(self, channel: Channel, fields: Fields) -> None:
+        offered = self._offered(fields)
         source = offered.source
         try:
             channel.send(

@@ -18,6 +18,7 @@ from typing import Any
 from . import checksum
 from .errors import CheckpointDamaged
 from .layout import layout_hash
+from .outline import Outline, outline_of
 from .ring_wire import RAW_BYTES_MAX, Channel, PeerError, PeerRefused
 from .segment import (
     JOB_BYTES_MAX,
@@ -26,6 +27,7 @@ from .segment import (
     SlotState,
     begin_writing,
     layout_region,
+    payload_region,
     publish_state,
     read_sealed,
     write_checksum,
@@ -164,6 +166,8 @@ def send_shard(channel: Channel, source: Source, pace: Callable[[int], None]) ->
         payload_crc = plan.payload_crc32(crcs)
         if not source.unchanged() or source.payload_crc32 not in (None, payload_crc):
             _say_void(channel, source, "its payload does not match its checksum")
+        if not _is_as_sealed(source):  # else layout and values would get a new checksum at the other end
+            _say_void(channel, source, "its layout or values have changed since it was sealed")
         channel.send({"end": True, "crc32": payload_crc})
         answer = channel.receive()
         if answer.get("stored") is True:
@@ -172,6 +176,17 @@ def send_shard(channel: Channel, source: Source, pace: Callable[[int], None]) ->
             raise PeerRefused(text(answer, "void")[:REASON_CHARACTERS_MAX])
         wanted = _checked_again(answer, len(plan.pieces))
     raise PeerError(f"{len(wanted)} pieces arrived damaged {RESENDS_MAX + 1} times")
+
+
+def checked_outline(source: Source) -> Outline:
+    """What a shard of ours says of itself, once its payload has been compared with its checksum. Raises
+    CheckpointDamaged, also where a save has overwritten it meanwhile: `unchanged` tells which."""
+    header = source.header
+    outline = outline_of(header, source.view)
+    crc = checksum.crc32_of(payload_region(source.view, header), checksum.threads_here())
+    if source.payload_crc32 not in (None, crc) or not source.unchanged():
+        raise CheckpointDamaged(f"step {header.step} of rank {header.rank} does not match its checksum")
+    return outline
 
 
 def receive_shard(channel: Channel, header: SlotHeader, chunk_bytes: int, view: memoryview) -> tuple[int, ...]:
@@ -229,6 +244,14 @@ def _receive_piece(channel: Channel, view: memoryview, piece: Piece) -> int:
         channel.receive_raw(part)
         crc = checksum.crc32(part, crc)
     return crc
+
+
+def _is_as_sealed(source: Source) -> bool:
+    """Whether the slot's own header, whose checksum is of layout and values too, is still the one that was sealed."""
+    try:
+        return read_sealed(source.view) == source.header
+    except CheckpointDamaged:
+        return False
 
 
 def _say_void(channel: Channel, source: Source, damage: str) -> None:

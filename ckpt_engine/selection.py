@@ -23,7 +23,7 @@ class Wanted:
     """What a rank asks for: `step` (None: the newest), of `attempt` (None: the newest that has it).
 
     `without`: copies that it has found damaged, as (tier, attempt, step). `verified_only`: steps that training
-    has proved good. `any_world_size`: what another number of ranks saved, too, from disk; the rank cuts its own part.
+    has proved good. `any_world_size`: what another number of ranks saved, too; the rank cuts its own part.
     """
 
     identity: Identity
@@ -41,12 +41,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A copy of one rank's shard; `memory` is where it is in our own."""
+    """A copy of one rank's shard; `memory` is where it is in our own. `world_size`: of how many ranks all shards are
+    there, where this rank's has to be cut from them; 0: it is this rank's."""
 
     tier: Tier
     attempt: int
     step: int
     memory: tuple[Slot, SlotHeader] | None = None
+    world_size: int = 0
 
     @property
     def newness(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import wire
@@ -17,6 +17,7 @@ from .event import WHOLE_STEP, EngineEvent, EventState, Tier
 from .lending import Lending
 from .live_copy import copy_live
 from .manifest import attempts_on_disk, complete_steps, rejection_of, step_numbers
+from .outline import Outlines
 from .persist import Persister
 from .process_watch import ProcessWatch
 from .rejection import REASON_CHARACTERS_MAX, Rejection, add_rejection, is_rejected, read_or_reject_all
@@ -51,6 +52,7 @@ class EngineParts:
     keeper_state: Callable[[], Fields] = dict
     ring: Ring | None = None
     ring_off: str = ""
+    outlines: Outlines = field(default_factory=Outlines)
 
 
 class Session:
@@ -70,6 +72,8 @@ class Session:
             "copy_live": self._copy_live,
             "load": self._lent(self._lending.load),
             "candidates": self._lent(self._lending.candidates),
+            "outline": self._lent(self._lending.gathering.outline),
+            "shard": self._lent(self._lending.gathering.shard),
             "hold": self._lent(self._lending.hold),
             "await_proof": self._lent(self._lending.await_proof),
             "loaded": self._lent(self._lending.loaded),

@@ -58,37 +58,72 @@ def newest_agreed(
     places: Sequence[tuple[int, str]],
     before_step: int | None = None,
 ) -> AgreedStep | None:
-    """The newest step below `before_step` that each (rank, node) of `places` has, all of one attempt.
+    """The newest step below `before_step` that each (rank, node) of `places` can load, all of one attempt.
 
     Two attempts may both have saved a step with the same number; a mixture of them is no checkpoint. `disk`
-    is `complete_steps(directory)`. Where the ring is on, a rank can load what any of its engines holds.
+    is `complete_steps(directory)`. Where the ring is on, a rank can load what any of its engines holds. What another
+    number of ranks saved counts where all of it can be had, because each rank then cuts its own part.
     """
-    memory = {
-        (status.node, shard.rank, shard.attempt, shard.step)
-        for status in statuses
-        for shard in status.shards
-        if shard.world_size == len(places)
-    }
     ring_nodes = {status.node for status in statuses if status.ring_on}
-    peer = {
-        (shard.rank, shard.attempt, shard.step)
-        for status in statuses
-        if status.ring_on
-        for shard in (*status.shards, *status.peer_shards)
-        if shard.world_size == len(places)
-    }
-    complete = {(record.attempt, record.step) for record in disk if record.world_size == len(places)}
-    candidates = {(attempt, step) for _, _, attempt, step in memory} | complete
-    candidates |= {(attempt, step) for _, attempt, step in peer}
-    for attempt, step in sorted(candidates, reverse=True):
-        if before_step is not None and step >= before_step:
+    here: dict[_Step, set[tuple[str, int]]] = {}  # (node, rank) of what an engine has sealed
+    ring: dict[_Step, set[int]] = {}  # ranks of what an engine of the ring has, be it for another
+    for status in statuses:
+        for shard in status.shards:
+            here.setdefault(_step_of(shard), set()).add((status.node, shard.rank))
+        for shard in (*status.shards, *status.peer_shards) if status.ring_on else ():
+            ring.setdefault(_step_of(shard), set()).add(shard.rank)
+    complete = {(record.attempt, record.step, record.world_size) for record in disk}
+    for step in sorted({*here, *ring, *complete}, reverse=True) if places else ():
+        attempt, number, world_size = step
+        if before_step is not None and number >= before_step:
             continue
-        held = [(node, rank, attempt, step) in memory for rank, node in places]
-        if all(held):
-            return AgreedStep(step, attempt, "memory")
-        fetched = [node in ring_nodes and (rank, attempt, step) in peer for rank, node in places]
-        if all(here or there for here, there in zip(held, fetched, strict=True)):
-            return AgreedStep(step, attempt, "memory+peer" if any(held) else "peer")
-        if (attempt, step) in complete:
-            return AgreedStep(step, attempt, "memory+disk" if any(held) else "disk")
+        tier = (_tier_of if world_size == len(places) else _tier_of_others)(
+            places, world_size, here.get(step, set()), ring.get(step, set()), ring_nodes, step in complete
+        )
+        if tier:
+            return AgreedStep(number, attempt, tier)
     return None
+
+
+_Step = tuple[int, int, int]  # attempt, step, world size
+
+
+def _step_of(shard: ShardStatus) -> _Step:
+    return (shard.attempt, shard.step, shard.world_size)
+
+
+def _tier_of(
+    places: Sequence[tuple[int, str]],
+    world_size: int,
+    here: set[tuple[str, int]],
+    ring: set[int],
+    ring_nodes: set[str],
+    complete: bool,
+) -> str:
+    """Where each rank has its own shard from; empty where not all have it."""
+    held = [(node, rank) in here for rank, node in places]
+    if all(held):
+        return "memory"
+    fetched = [node in ring_nodes and rank in ring for rank, node in places]
+    if all(mine or theirs for mine, theirs in zip(held, fetched, strict=True)):
+        return "memory+peer" if any(held) else "peer"
+    if complete:
+        return "memory+disk" if any(held) else "disk"
+    return ""
+
+
+def _tier_of_others(
+    places: Sequence[tuple[int, str]],
+    world_size: int,
+    here: set[tuple[str, int]],
+    ring: set[int],
+    ring_nodes: set[str],
+    complete: bool,
+) -> str:
+    """Where each rank has all shards from, to cut its own from them; empty where one cannot be had."""
+    nodes = {node for _, node in places}
+    if all((node, rank) in here for node in nodes for rank in range(world_size)):
+        return "memory"
+    if nodes <= ring_nodes and ring >= set(range(world_size)):
+        return "peer"
+    return "disk" if complete else ""

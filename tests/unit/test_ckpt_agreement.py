@@ -58,31 +58,18 @@ def test_a_later_attempt_is_newer_than_a_higher_step() -> None:
     assert newest_agreed([a, b], disk((20, 1)), PLACES) == AgreedStep(15, 2, "memory")
 
 
-def test_shards_of_another_world_size_do_not_count() -> None:
-    a, b = engine("a", (0, 20, 1), (1, 20, 1), world_size=4), engine("b", (2, 20, 1), world_size=4)
-    assert newest_agreed([a, b], [StepRecord(10, 1, 4, (0, 1, 2, 3))], PLACES) is None
-
-
-def in_ring(status: EngineStatus, *kept: tuple[int, int, int]) -> EngineStatus:
-    """With a ring, keeping these (rank, step, attempt) for others."""
-    shards = tuple(ShardStatus(rank, step, attempt, 3, "kept for b", 1, True, False) for rank, step, attempt in kept)
-    return replace(status, ring_on=True, peer_shards=shards)
-
-
-def test_what_a_peer_keeps_counts_for_the_rank_wherever_it_runs() -> None:
-    a = in_ring(engine("a", (0, 20, 1), (1, 20, 1)), (2, 20, 1))
-    b = in_ring(engine("b"))
-    assert newest_agreed([a, b], disk((10, 1)), PLACES) == AgreedStep(20, 1, "memory+peer")
-    everywhere_else = [(0, "b"), (1, "b"), (2, "b")]
-    assert newest_agreed([a, b], disk((10, 1)), everywhere_else) == AgreedStep(20, 1, "peer")
-
-
-def test_without_a_ring_on_both_nodes_a_peers_memory_does_not_count() -> None:
-    a = in_ring(engine("a", (0, 20, 1), (1, 20, 1)), (2, 20, 1))
-    assert newest_agreed([a, engine("b")], disk((10, 1)), PLACES) == AgreedStep(10, 1, "disk")
-    assert newest_agreed([a], disk((10, 1)), PLACES) == AgreedStep(10, 1, "disk")
-
-
-def test_a_peer_that_keeps_the_step_of_another_attempt_does_not_count() -> None:
-    a, b = in_ring(engine("a", (0, 20, 2), (1, 20, 2)), (2, 20, 1)), in_ring(engine("b"))
-    assert newest_agreed([a, b], disk((10, 1)), PLACES) == AgreedStep(10, 1, "disk")
+def test_what_another_number_of_ranks_saved_counts_where_each_node_can_have_all_of_it() -> None:
+    saved = [(0, 20, 1), (1, 20, 1), (2, 20, 1), (3, 20, 1)]
+    a, b = engine("a", *saved[:2], world_size=4), engine("b", *saved[2:], world_size=4)
+    on_disk = [StepRecord(10, 1, 4, (0, 1, 2, 3))]
+    assert newest_agreed([a, b], on_disk, PLACES) == AgreedStep(10, 1, "disk"), "no node has all, nor can get it"
+    assert newest_agreed([a, b], [], PLACES) is None
+    ring = [replace(one, ring_on=True) for one in (a, b)]
+    assert newest_agreed(ring, on_disk, PLACES) == AgreedStep(20, 1, "peer")
+    assert newest_agreed(ring[:1], on_disk, PLACES) == AgreedStep(10, 1, "disk"), "half of it is lost"
+    kept = [replace(ring[0], peer_shards=ring[1].shards), replace(ring[1], shards=())]
+    assert newest_agreed(kept, on_disk, PLACES) == AgreedStep(20, 1, "peer")
+    both = [engine(node, *saved, world_size=4) for node in "ab"]
+    assert newest_agreed(both, on_disk, PLACES) == AgreedStep(20, 1, "memory")
+    assert newest_agreed(both, on_disk, PLACES, before_step=20) == AgreedStep(10, 1, "disk")
+    assert newest_agreed(both, on_disk, ()) is None
