@@ -1,5 +1,6 @@
-"""kill -9 at random instants: of a rank, its engine, both, the keeper, or engine and keeper, while they save, persist
-and load. Counts what it cost. Real processes; the same seed chooses the same victims and waits."""
+"""kill -9 at random instants: of a rank, its engine, both, the keeper, engine and keeper, or the engine of the node
+that keeps copies, while they save, persist, back up and load. Counts what it cost. Real processes; the same seed
+chooses the same victims and waits."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ from ckpt_engine.errors import EngineUnavailable
 from ckpt_engine.inspection import verify_steps
 from ckpt_engine.keeping import keeper_status
 from ingest.clock import Clock
+from pipelines.ckpt_kill_engine import HOLDER, HOME
+from pipelines.ckpt_kill_peer import copies_at_peer
 from pipelines.errors import StatedError
 
-VICTIMS = ("rank", "engine", "rank+engine", "keeper", "engine+keeper")
-PHASES = ("save", "save", "load")  # the engine persists behind all of them
+VICTIMS = ("rank", "engine", "rank+engine", "keeper", "engine+keeper", "peer")
+PHASES = ("save", "save", "load")  # the engine persists, and copies to the other node, behind all of them
 DEADLINE_SECONDS = 60.0
 WAIT_SECONDS_MAX = 0.03  # from the last thing that was seen to the kill
 LOOK_SECONDS = 0.005
@@ -34,7 +37,8 @@ START = "import sys; sys.path.append({root!r}); from {module} import main; main(
 
 @dataclass(slots=True)
 class KillCounts:
-    """What a campaign has seen. `torn`: loads, and shards on disk, that were not one whole save, bit for bit.
+    """What a campaign has seen. `torn`: loads, copies that the other node hands out, and shards on disk, that were not
+    one whole save, bit for bit; `copies`: how many of those copies were looked at.
     `saves_lost_max`: saves that the engine had acknowledged and one kill cost. `engine_kill_lost`: saves that memory
     lost, over all kills of only the engine."""
 
@@ -43,6 +47,7 @@ class KillCounts:
     saves_lost_max: int = 0
     engine_kill_lost: int = 0
     loads: int = 0
+    copies: int = 0
     by_victim: dict[str, int] = field(default_factory=dict)
     by_tier: dict[str, int] = field(default_factory=dict)
 
@@ -61,6 +66,7 @@ def kill_at_random(
         for done in range(kills):
             campaign.kill_once()
             progress(done + 1)
+            campaign.look_at_peer()
             if done % DISK_LOOK_KILLS == DISK_LOOK_KILLS - 1:
                 campaign.look_at_disk()
         campaign.finish()
@@ -108,6 +114,7 @@ class _Campaign:
 
     def __init__(self, folder: Path, seed: int, payload_bytes: int, clock: Clock) -> None:
         self.socket, self.directory = folder / "e.sock", folder / "ck"
+        self._peer_socket = folder / "p.sock"
         self.seed, self.payload_bytes = seed, payload_bytes
         self.counts = KillCounts()
         self._victims: Counter[str] = Counter()
@@ -116,10 +123,12 @@ class _Campaign:
         self._clock = clock
         self._attempt = 0
         self._acknowledged = 0  # the newest step that an engine has taken
+        self._engine: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> _Campaign:
-        self._engine = self._start_engine()
+        self._peer = self._start_engine(self._peer_socket, HOLDER)
         try:
+            self._engine = self._start_engine(self.socket, HOME)
             self._rank = self._start_rank()
         except BaseException:
             self._clear_away()
@@ -131,7 +140,9 @@ class _Campaign:
         self._clear_away()
 
     def _clear_away(self) -> None:
-        _end(self._engine)
+        for engine in (self._engine, self._peer):
+            if engine is not None:
+                _end(engine)
         with suppress(EngineUnavailable, KeyError, ProcessLookupError):
             os.kill(int(keeper_status(self.socket)["pid"]), signal.SIGKILL)
 
@@ -149,21 +160,32 @@ class _Campaign:
         if "keeper" in victim:
             os.kill(keeper, signal.SIGKILL)
         if "engine" in victim:
+            assert self._engine is not None
             _end(self._engine)
         if "rank" in victim:
             self._rank.end()
+        if victim == "peer":
+            _end(self._peer)
         self._hear_out()
         acknowledged = self._acknowledged
         if "engine" in victim:
-            self._engine = self._start_engine()
+            self._engine = self._start_engine(self.socket, HOME)
+        if victim == "peer":
+            self._peer = self._start_engine(self._peer_socket, HOLDER)
         if "rank" in victim:
             self._rank = self._start_rank()
         elif "engine" in victim:
             self._await("lost")
-        if victim != "keeper":
+        if victim not in ("keeper", "peer"):
             self._count(victim, acknowledged)
         self.counts.kills += 1
         self._victims[victim] += 1
+
+    def look_at_peer(self) -> None:
+        """What the other node hands out must be whole, whatever was killed in the middle of a copy."""
+        found = copies_at_peer(self.directory, self.seed, self.payload_bytes)
+        self.counts.copies += len(found)
+        self.counts.torn += found.count(False)
 
     def look_at_disk(self) -> None:
         """Every shard that a manifest names must be whole, unless retention has taken its step meanwhile."""
@@ -175,8 +197,10 @@ class _Campaign:
     def finish(self) -> None:
         """End all as it should end, and look at the disk once more."""
         self._rank.end()
-        self._engine.terminate()
-        self._engine.wait(DEADLINE_SECONDS)
+        assert self._engine is not None
+        for engine in (self._engine, self._peer):
+            engine.terminate()
+            engine.wait(DEADLINE_SECONDS)
         self.look_at_disk()
         self.counts.by_victim = dict(self._victims)
         self.counts.by_tier = dict(self._tiers)
@@ -229,8 +253,8 @@ class _Campaign:
                 raise StatedError(f"no keeper holds the engine's memory after {DEADLINE_SECONDS:.0f} s")
             self._clock.sleep(LOOK_SECONDS)
 
-    def _start_engine(self) -> subprocess.Popen[str]:
-        process = _start("pipelines.ckpt_kill_engine", self.socket, self.directory)
+    def _start_engine(self, socket: Path, node: str) -> subprocess.Popen[str]:
+        process = _start("pipelines.ckpt_kill_engine", socket, self.directory, node)
         assert process.stdout is not None
         try:
             if process.stdout.readline() != "ready\n":

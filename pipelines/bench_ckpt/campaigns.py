@@ -10,10 +10,7 @@ from pipelines.bench_ckpt.asked import ASKED
 from pipelines.bench_ckpt.outcome import Measure, Outcome, Task, Value
 from pipelines.ckpt_kills import KillCounts, kill_at_random
 
-NOT_YET = {
-    "dedup": "this bench does not measure it yet",
-    "gpu": "there is no GPU here",
-}
+NOT_YET = {"gpu": "there is no GPU here"}
 
 
 def measure_kills(task: Task, told: Callable[[str], object]) -> Outcome:
@@ -40,7 +37,9 @@ def kill_figures(counts: KillCounts) -> Outcome:
     ]
     victims = ", ".join(f"{victim} {count}" for victim, count in sorted(counts.by_victim.items()))
     tiers = ", ".join(f"{tier} {count}" for tier, count in sorted(counts.by_tier.items()))
-    outcome.notes.append(f"[kills] {victims}; {counts.loads} loads, after kills from {tiers}")
+    outcome.notes.append(
+        f"[kills] {victims}; {counts.loads} loads, after kills from {tiers}; {counts.copies} looks at copies"
+    )
     return outcome
 
 

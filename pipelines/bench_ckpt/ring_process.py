@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckpt_engine.admin import EngineAdmin
@@ -20,15 +21,26 @@ MEMORY_BYTES_MAX = 8 << 30
 
 
 class RingProcess:
-    """The process. All of one folder share their checkpoints and know each other."""
+    """The process. All of one folder share their checkpoints and know each other; `order` is that of the ring, and
+    nodes that are named in `together` get no copies of each other's shards while there are others."""
 
-    def __init__(self, folder: Path, node: str, number: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        node: str,
+        number: int = 0,
+        *,
+        order: Sequence[str] = (HOME, HOLDER, NEW),
+        together: Sequence[str] = (),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.node = node
         self.socket = folder / f"{node}-{number}.sock"
         command = [sys.executable, "-P", "-m", "pipelines.bench_ckpt.ring_process"]
-        arguments = [str(self.socket), str(folder / "steps"), node]
+        self.directory = folder / "steps"
+        arguments = [str(self.socket), str(self.directory), node, ",".join(order), ",".join(together)]
         self._process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
             self.end()
@@ -51,10 +63,11 @@ class RingProcess:
             self._process.stdout.close()
 
 
-def _serve(socket: str, directory: str, node: str) -> None:
+def _serve(socket: str, directory: str, node: str, order: str, together: str) -> None:
     # The new one keeps nothing for others: a copy that had come before anybody asked would be no restore.
     keeps_bytes_max = 1 if node == NEW else MEMORY_BYTES_MAX
-    ring = RingConfig(token=TOKEN, nodes=(HOME, HOLDER, NEW), memory_bytes_max=keeps_bytes_max)
+    groups = dict.fromkeys(filter(None, together.split(",")), "one rack")
+    ring = RingConfig(token=TOKEN, nodes=tuple(order.split(",")), groups=groups, memory_bytes_max=keeps_bytes_max)
     config = EngineConfig(
         job=JOB, node=node, socket_path=Path(socket), directory=Path(directory), memory_bytes_max=MEMORY_BYTES_MAX,
         ring=ring,
@@ -63,4 +76,4 @@ def _serve(socket: str, directory: str, node: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(*sys.argv[1:4])
+    _serve(*sys.argv[1:6])

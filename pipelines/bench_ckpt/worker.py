@@ -32,6 +32,8 @@ def measure_of(group: str) -> Measure:
         from pipelines.bench_ckpt.roundtrips import measure_roundtrips as measure
     elif group == "growth":
         from pipelines.bench_ckpt.growth import measure_growth as measure
+    elif group == "dedup":
+        from pipelines.bench_ckpt.dedup import measure_dedup as measure
     elif group == "kills":
         from pipelines.bench_ckpt.campaigns import measure_kills as measure
     else:

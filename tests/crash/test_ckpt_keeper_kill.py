@@ -233,3 +233,4 @@ def test_kills_at_random_instants_cost_at_most_one_save_and_never_a_byte(tmp_pat
     assert len(counts.by_victim) >= 4
     assert counts.loads >= KILLS // 2
     assert counts.by_tier["memory"] >= KILLS // 3, counts
+    assert counts.copies >= KILLS // 2, "the other node had copies all the time, and every one of them was a whole save"

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from pipelines.__main__ import app
 from pipelines.bench_ckpt.asked import ASKED
+from pipelines.bench_ckpt.dedup import measure_dedup
 from pipelines.bench_ckpt.fenced_saves import measure_fenced
 from pipelines.bench_ckpt.flips import measure_flips
 from pipelines.bench_ckpt.loads import measure_loads
@@ -28,6 +29,7 @@ from pipelines.bench_ckpt.saves import measure_saves
         ("fenced", measure_fenced),
         ("load", measure_loads),
         ("flips", measure_flips),
+        ("dedup", measure_dedup),
         ("roundtrips", measure_roundtrips),
     ],
 )
@@ -36,13 +38,14 @@ def test_a_group_measures_its_figures(
 ) -> None:
     monkeypatch.setattr("pipelines.bench_ckpt.rounds.SPREAD_MAX", 1e9)  # one round of a few milliseconds says nothing
     monkeypatch.setattr("pipelines.bench_ckpt.saves.FIRST_SAVES", 1)
-    task = Task(group=group, folder=str(tmp_path), case="few", mb=1, rounds=1, flips=4, roundtrips=10)
+    task = Task(group=group, folder=str(tmp_path), case="few", mb=1, rounds=1, flips=6, roundtrips=10)
     run: Measure = measure  # type: ignore[assignment]
     outcome = run(task, lambda text: None)
     found = {value.name: value.value for value in outcome.values}
     wanted = {asked.name for asked in ASKED if asked.group == group} - set(outcome.missing)
     assert set(found) == wanted
     assert found.get("ckpt.flips_found", 1.0) == 1.0, outcome.notes
+    assert found.get("ckpt.dedup_ratio", 1.0) < 1.05, outcome.notes
     assert found.get("ckpt.roundtrips", 10) == 10, outcome.notes
 
 
