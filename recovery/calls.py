@@ -277,9 +277,7 @@ def predicted_places(
     pairs = [(rank.rank, rank.node) for rank in observation.ranks] or list(last_places)
     last = list(dict.fromkeys(node for _, node in sorted(pairs)))
     out = frozenset(excluded)
-    usable = [
-        node.name for node in observation.nodes if node.state in ("active", "spare") and node.name not in out
-    ]
+    usable = [node.name for node in observation.nodes if node.state in ("active", "spare") and node.name not in out]
     wanted = nodes or observation.nodes_wanted or len(last)
     chosen = choose_nodes(last, usable, wanted)
     if chosen is None or not last:

@@ -66,6 +66,7 @@ class Controller:
         self._asked: dict[str, IncidentRow | Rejection | Watched] = {}  # by job: whom the call that is out belongs to
         self._unanswered: dict[str, int] = {}  # by incident: calls in a row without an answer
         self._not_before: dict[str, float] = {}  # by incident: when it may ask again
+        self._reminded: dict[str, float] = {}  # by incident: when people were told again, in this life
 
     # in
 
@@ -98,7 +99,7 @@ class Controller:
 
     def reconcile(self) -> list[IncidentRow]:
         """What an earlier life left unfinished; `tick` goes on with it, and looks before it acts."""
-        return [incident for incident in self._store.unfinished() if incident.state in DRIVEN]
+        return self._store.unfinished(states=DRIVEN)
 
     def tick(self, now: float) -> None:
         """One round; never blocks, never raises for what a backend does. StoreError: stop at once.
@@ -107,26 +108,30 @@ class Controller:
         """
         if not self._lease.is_ours():
             return
-        self._take_answers(now)
-        self._file_new(now)
-        unfinished = self._store.unfinished()
-        driven = [incident for incident in unfinished if incident.state in DRIVEN]
-        # A job has one call out at a time, and whoever does something to it goes before who only watches it.
-        for incident in sorted(driven, key=lambda one: one.state not in ACTING):
-            self._drive(incident, now)
-        for incident in unfinished:
-            self._remind(incident, now)
+        with self._store.together():
+            self._take_answers(now)
+            self._file_new(now)
+            unfinished = self._store.unfinished(states=DRIVEN | WAITS_LONG)
+            driven = [incident for incident in unfinished if incident.state in DRIVEN]
+            # A job has one call out at a time, and whoever does something to it goes before who only watches it.
+            driven.sort(key=lambda one: one.state == "probation")
+            asking = [after for incident in driven if (after := self._drive(incident, now)) is not None]
+            for incident in unfinished:
+                self._remind(incident, now)
+        for incident in asking:  # all of it is on disk now
+            self._ask(incident, now)
         for rejection in self._store.open_rejections():
             self._reject(rejection, now)
+        acted_on = {incident.job for incident in driven if incident.state in ACTING}
         for job in self._watch.due(now):
-            if not self._workers.busy(job) and self._workers.submit(
-                job, guarded(self._watch.call(job, now), self._lease)
-            ):
+            if job in acted_on or self._workers.busy(job):
+                continue
+            if self._workers.submit(job, guarded(self._watch.call(job, now), self._lease)):
                 self._asked[job] = Watched(job)
 
     def idle(self) -> bool:
         """Nothing to do before the next verdict, command, look, or the end of a wait."""
-        return not self._asked and not any(one.state in DRIVEN for one in self._store.unfinished())
+        return not self._asked and not self._store.unfinished(states=DRIVEN)
 
     def wait(self, seconds: float) -> bool:
         """Wait for the answer of a call, at most this long: a loop with nothing else to do sleeps here."""
@@ -148,27 +153,31 @@ class Controller:
             for seq, command in commands:
                 self._orders.obey(seq, command, now)
 
-    def _drive(self, incident: IncidentRow, now: float) -> None:
-        """Let time do what it does to this incident, then ask what its state asks."""
+    def _drive(self, incident: IncidentRow, now: float) -> IncidentRow | None:
+        """Let time do what it does to this incident; as it is then, where its state asks something of the backend."""
         if incident.state in SAFE_TO_HOLD:
             held = self._store.job(incident.job).held
             if held:
                 self._move(incident, "hold", f"{held}; `transom resume` goes on", now)
-                return
+                return None
         if incident.state == "coalescing":
             if now < incident.due_at or self._router.must_wait(incident):
-                return
+                return None
             incident = self._move(incident, "settled", "no more evidence is awaited", now)
         if incident.state == "awaiting_approval":
             if now >= incident.due_at:
                 self._move(incident, "timed_out", "nobody approved in time", now)
-            return
+            return None
         if incident.state == "backing_off":
             if now < incident.due_at:
-                return
+                return None
             incident = self._move(incident, "due", "the wait is over", now)
         if incident.state == "deciding" and self._decide_now(incident, now):
-            return
+            return None
+        return incident
+
+    def _ask(self, incident: IncidentRow, now: float) -> None:
+        """The call of its state, unless one of its job is out or it is too early."""
         if now < self._not_before.get(incident.incident_id, 0.0) or self._workers.busy(incident.job):
             return
         if self._workers.submit(incident.job, guarded(self._steps.call(incident), self._lease)):
@@ -178,11 +187,16 @@ class Controller:
 
     def _remind(self, incident: IncidentRow, now: float) -> None:
         """People are told again of what waits for them, or for nodes, and has waited long."""
-        told_at = max(incident.due_at, incident.entered_at)
+        told_at = max(self._reminded.get(incident.incident_id, 0.0), incident.entered_at)
         if incident.state not in WAITS_LONG or now - told_at < self._config.held_again_seconds:
             return
-        hours = (now - incident.entered_at) / 3600
-        self._move(incident, "reminded", f"{incident.state.replace('_', ' ')} for {hours:.1f} h", now)
+        now_is = self._store.incident(incident.incident_id)
+        if now_is is None or now_is.state != incident.state:
+            return  # this very round has moved it on
+        self._reminded[incident.incident_id] = now
+        words = f"{incident.state.replace('_', ' ')} for {(now - incident.entered_at) / 3600:.1f} h"
+        with self._store.transaction():
+            self._store.move(incident, "reminded", words, now, due_at=incident.due_at)
 
     def _decide_now(self, incident: IncidentRow, now: float) -> bool:
         with self._store.transaction():
@@ -213,6 +227,8 @@ class Controller:
                 continue
             incident = self._store.incident(asked.incident_id)
             assert incident is not None
+            with self._store.transaction():
+                self._watch.heard(job, result, now)
             if incident.state != asked.state:
                 continue  # it has moved on meanwhile, and asks for itself
             if isinstance(result, Unanswered):
@@ -221,6 +237,8 @@ class Controller:
             self._unanswered.pop(incident.incident_id, None)
             with self._store.transaction():
                 self._steps.answer(incident, result, now)
+                if incident.state == "probation":
+                    self._watch.overheard(job, result, now)
             self._pace(incident, result, now)
 
     def _pace(self, before: IncidentRow, result: Result, now: float) -> None:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from detectors.verdict import Verdict
 
 from .action import Action
-from .incident import ACTING, IN_HAND, TERMINAL, allows
+from .incident import ACTING, IN_HAND, TERMINAL, State, allows
 from .nodes import quarantine
 from .policy import stale_effects
 from .policy_config import PolicyConfig, effective_verb
 from .store import Entry, RecoveryStore
 from .store_schema import IncidentRow, Rejection
 
+EXITED: tuple[State, ...] = ("exited",)
 BATCH_MAX = 200  # inbox entries in one transaction
 
 
@@ -67,17 +68,19 @@ class Router:
 
     def _explain(self, verdict: Verdict, now: float) -> None:
         """Detection knows more of this end than its exits tell: recovery's own incident about it is over."""
-        for other in self.store.unfinished(verdict.job, ("exited",)):
+        for other in self.store.unfinished(verdict.job, EXITED):
             if other.attempt == verdict.attempt:
                 self.store.move(other, "explained", f"{verdict.fault_class}: {verdict.summary}", now)
 
     def _join(self, entry: Entry, incident: IncidentRow, now: float, how: str) -> None:
         """Add the verdict to an incident that is not over; wake it if that changes what to do."""
-        verdict = entry.verdict
-        before = self.store.verdicts_of(incident.incident_id)
+        verdict, waits = entry.verdict, incident.state in ("awaiting_approval", "notified")
+        before = self.store.verdicts_of(incident.incident_id) if waits else []
         self.store.file_verdict(entry.seq, f"{how} {incident.incident_id}", incident.incident_id)
-        verdicts = self.store.verdicts_of(incident.incident_id)
-        if all(one.status == "closed" for one in verdicts) and allows(incident.state, "closed"):
+        closes = verdict.status == "closed" and allows(incident.state, "closed")
+        # A storm of verdicts about one attempt must not cost the square of their number: most need only be filed.
+        verdicts = self.store.verdicts_of(incident.incident_id) if waits or closes else []
+        if closes and all(one.status == "closed" for one in verdicts):
             self.store.move(incident, "closed", "detection says it is over", now)
             return
         if incident.state == "coalescing":
@@ -138,7 +141,7 @@ class Router:
             return None
         for incident in self.store.unfinished(verdict.job, IN_HAND):
             same = incident.attempt == verdict.attempt
-            if same and any(self._acts(one) for one in self.store.verdicts_of(incident.incident_id)):
+            if same and any(self._acts(one) for one in self.store.told_in(incident.incident_id)):
                 return incident
         return None
 
@@ -147,7 +150,7 @@ class Router:
 
     def must_wait(self, incident: IncidentRow) -> bool:
         """Is another incident doing something to the job, and would this one do something too?"""
-        acts = any(self._acts(verdict) for verdict in self.store.verdicts_of(incident.incident_id))
+        acts = any(self._acts(verdict) for verdict in self.store.told_in(incident.incident_id))
         return acts and self.acting_on(incident.job) is not None
 
     def _acts(self, verdict: Verdict) -> bool:

@@ -97,7 +97,7 @@ class Steps:
         )
 
     def _choice_call(self, incident: IncidentRow, plan: Plan, intent: IntentRow) -> Call:
-        plan = self._strengthened(incident, plan)
+        decided, plan = plan, self._strengthened(incident, plan)
         places = [
             (place.rank, place.node)
             for attempt in self._store.attempts(incident.job)
@@ -105,7 +105,7 @@ class Steps:
             for place in attempt.places
         ]
         backend, catalog = self._backend, self._catalog
-        excluded = sorted({*intent.excluded, *plan.avoided_nodes})
+        excluded = sorted(_without(intent, decided, plan))
         return lambda: choose_checkpoint(
             backend,
             catalog,
@@ -199,7 +199,7 @@ class Steps:
         plan, attempts = result.plan, store.attempts(incident.job)
         keep_away(store, self._config, incident.job, plan, now)
         excluded = store.excluded(incident.job, now)
-        asked_without = {*intent.excluded, *plan.avoided_nodes}
+        asked_without = _without(intent, decided, plan)
         if plan != self._strengthened(incident, decided) or set(excluded) != asked_without:
             # A verdict came, or a quarantine ended, while the catalog was asked: ask again, with it.
             store.save_intent(replace(intent, excluded=excluded))
@@ -238,3 +238,8 @@ class Steps:
         note = "" if isinstance(result, Done) else f" ({result.text})"
         self._journal.receipt(incident, "done", f"the job was stopped{note}: {plan.reason}", now)
         self._journal.close(incident, "budget_spent_and_ended" if plan.budget_spent else "ended", plan.reason, now)
+
+
+def _without(intent: IntentRow, decided: Plan, plan: Plan) -> set[str]:
+    """The nodes that a choice does without: those in force, and those that evidence has added since the decision."""
+    return {*intent.excluded, *plan.avoided_nodes} - (set(decided.avoided_nodes) - set(intent.excluded))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -62,6 +63,13 @@ class Inbox(StoreFile):
             "SELECT incident_id FROM inbox WHERE verdict_id=? AND incident_id IS NOT NULL LIMIT 1", verdict_id
         )
         return row[0] if row else None
+
+    def told_in(self, incident_id: str) -> Iterator[Verdict]:
+        """Every revision of an incident's verdicts, oldest first, decoded as far as somebody asks for them."""
+        for (body,) in self._connection.execute(
+            "SELECT body FROM inbox WHERE incident_id=? ORDER BY seq", (incident_id,)
+        ):
+            yield _decode_verdict(body)
 
     def verdicts_of(self, incident_id: str) -> list[Verdict]:
         """The newest revision of each verdict of an incident, in the order they first came."""

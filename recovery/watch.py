@@ -15,7 +15,7 @@ from .backend import Backend, CheckpointCatalog, Observation
 from .calls import Call, Grown, Refused, Result, Seen, Unanswered, look, look_to_grow
 from .classify import DETECTOR
 from .exits import Exits
-from .incident import ACTING, IN_HAND
+from .incident import ACTING, IN_HAND, State
 from .journal import Journal
 from .nodes import adopt, usable_nodes
 from .plan import Plan
@@ -23,6 +23,7 @@ from .policy_config import PolicyConfig
 from .store import RecoveryStore
 from .store_schema import IncidentRow
 
+BLIND: tuple[State, ...] = ("blind",)
 Jobs = Callable[[], Sequence[str]]  # that are registered with the backend and not over
 
 
@@ -86,13 +87,9 @@ class Watch:
     def seen(self, job: str, result: Result, now: float) -> None:
         """What a look has brought."""
         looked = self._looked.setdefault(job, Looked())
-        if isinstance(result, Unanswered):
-            self._silent(job, looked, result.text, now)
-            return
-        looked.silent_since = None
-        self._answers(job, now)
-        if isinstance(result, Refused):
-            return  # it is no job of this backend, or not any more
+        self.heard(job, result, now)
+        if isinstance(result, Unanswered | Refused):
+            return  # nobody knows, or it is no job of this backend any more
         assert isinstance(result, Seen | Grown)
         observation = result.observation
         if observation.phase == "finished" or observation.ended:
@@ -102,6 +99,22 @@ class Watch:
         self._down(looked, observation, now)
         if isinstance(result, Grown):
             self._may_grow(result, now)
+
+    def overheard(self, job: str, result: Result, now: float) -> None:
+        """A look that somebody else had asked for tells of a watched job as much as one of our own."""
+        if job in self._looked:
+            self.seen(job, result, now)
+
+    def heard(self, job: str, result: Result, now: float) -> None:
+        """Does the backend answer about a job that is watched? Whoever asked, for whatever reason."""
+        looked = self._looked.get(job)
+        if looked is None:
+            return
+        if isinstance(result, Unanswered):
+            self._silent(job, looked, result.text, now)
+        else:
+            looked.silent_since = None
+            self._answers(job, now)
 
     def _down(self, looked: Looked, observation: Observation, now: float) -> None:
         if any(rank.state != "exited" for rank in observation.ranks):
@@ -148,7 +161,7 @@ class Watch:
             self._store.move(incident, "seen", "the backend answers again", now)
 
     def _blind(self, job: str) -> IncidentRow | None:
-        return next((one for one in self._store.unfinished(job) if one.state == "blind"), None)
+        return next(iter(self._store.unfinished(job, BLIND)), None)
 
     # A job on fewer nodes than it wants
 
