@@ -24,7 +24,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     appended_at: float | None = None
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class Source(msgspec.Struct, frozen=True, gc=False):
     """The producer's identity of one message, and its place on the bus: the seed of a verdict's id."""
 
     rank: int
@@ -92,12 +92,8 @@ class Clue(msgspec.Struct, frozen=True, kw_only=True):
 def source_of(message: Message, place: Place | None, *, silence: bool = False) -> Source:
     """The identity of `message`, with its place on the bus where that is known."""
     topic = TOPIC_OF[type(message)]
-    if place is None:
-        return Source(rank=message.rank, node=message.node, topic=topic, sequence=message.sequence, silence=silence)
-    return Source(
-        rank=message.rank, node=message.node, topic=topic, sequence=message.sequence, partition=place.partition,
-        offset=place.offset, silence=silence,
-    )  # fmt: skip
+    partition, offset = (None, None) if place is None else (place.partition, place.offset)
+    return Source(message.rank, message.node, topic, message.sequence, partition, offset, silence)
 
 
 def six_digits(value: float) -> float:

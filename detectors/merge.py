@@ -123,19 +123,23 @@ class Merge:
 
         `appended_at` is when the bus took it.
         """
-        state, at, sequence = self._state, message.at, message.sequence  # the hot path: every message comes by here
-        topic = TOPIC_OF[type(message)]
+        # The hot path: every message comes by here.
+        state, kind, at, rank, node = self._state, type(message), message.at, message.rank, message.node
+        attempt, sequence, topic = message.attempt, message.sequence, TOPIC_OF[kind]
         if at > self._newest_of[topic]:
             self._newest_of[topic] = at
             state.newest_at = max(state.newest_at, at)
-        if message.attempt > state.attempt:
-            self._begin_attempt(message.attempt)
-        key = (message.attempt, message.rank, message.node, type(message))
-        stream = self._streams.get(key)
+        if attempt > state.attempt:
+            self._begin_attempt(attempt)
+        stream = self._streams.get((attempt, rank, node, kind))
         if stream is None:
-            stream = self._streams[key] = state.streams.setdefault(_stream_key(message, topic), _Stream())
+            stream = state.streams.setdefault(_stream_key(message, topic), _Stream())
+            self._streams[attempt, rank, node, kind] = stream
         if appended_at is not None:
-            self._note_bus(message, appended_at, stream)
+            if appended_at > state.bus_at:
+                state.bus_at = appended_at
+            if kind in PROMPT:
+                self._note_delay(appended_at, appended_at - at, stream)
         if sequence == stream.floor + 1 and not stream.ahead:
             stream.floor = sequence
         elif stream.has(sequence):
@@ -150,8 +154,7 @@ class Merge:
             self._late.append(Merged(message, place, True))
             return
         self._count += 1  # only breaks ties that no two producers can make
-        entry = (at, message.rank, topic, message.node, sequence, self._count, Merged(message, place, False))
-        self._held.append(entry)
+        self._held.append((at, rank, topic, node, sequence, self._count, Merged(message, place, False)))
 
     def take(self, lagging: Collection[Topic] = ()) -> list[Merged]:
         """What may be released now: late messages first, then the order up to the watermark."""
@@ -211,17 +214,12 @@ class Merge:
         merge._state = msgspec.convert(state, _State)
         return merge
 
-    def _note_bus(self, message: Message, appended_at: float, stream: _Stream) -> None:
+    def _note_delay(self, appended_at: float, delay: float, stream: _Stream) -> None:
         """See the end of an outage: a delay that has grown at once. A difference, so that the producer's clock may be
         wrong; of one producer, for one that is always late is no outage."""
-        state = self._state
-        if appended_at > state.bus_at:
-            state.bus_at = appended_at
-        if type(message) not in PROMPT:
-            return
-        before, stream.delay = stream.delay, appended_at - message.at
-        if before is not None and stream.delay - before > self.config.outage_seconds:
-            state.reconnecting_until = appended_at + self.config.reconnect_seconds
+        before, stream.delay = stream.delay, delay
+        if before is not None and delay - before > self.config.outage_seconds:
+            self._state.reconnecting_until = appended_at + self.config.reconnect_seconds
             self._reconnecting = True
 
     def _begin_attempt(self, attempt: int) -> None:

@@ -103,10 +103,8 @@ class Roster(msgspec.Struct, kw_only=True):
 
     def observe(self, message: Message, place: Place | None) -> None:
         """Take in one message of this attempt."""
-        if type(message) is Metrics and message.rank >= 0:  # nearly all messages are
-            rank = self.ranks.get(message.rank) or self._rank(message.rank, message.node)
-            rank.last = source_of(message, place)
-            self._moved(rank, message)
+        if isinstance(message, Metrics) and message.rank >= 0:  # nearly all messages are
+            self.heard(message, place)
             return
         if isinstance(message, AttemptStarted):
             self._started(message)
@@ -138,6 +136,16 @@ class Roster(msgspec.Struct, kw_only=True):
             rank.stopped_by_launcher, rank.error, rank.stalled = message.stopped_by_launcher, message.error, ""
             self.stalled.discard(rank.rank)
             self.last_exit_at = max(self.last_exit_at or message.at, message.at)
+
+    def heard(self, message: Metrics, place: Place | None) -> None:
+        """A rank tells where it is."""
+        number, node = message.rank, message.node
+        rank = self.ranks.get(number) or self._rank(number, node)
+        if place is None:
+            rank.last = Source(number, node, "metrics", message.sequence)
+        else:
+            rank.last = Source(number, node, "metrics", message.sequence, place.partition, place.offset)
+        self._moved(rank, message)
 
     def beat(self, message: NodeHeartbeat, place: Place | None) -> None:
         """A launcher lives, whatever attempt it speaks of."""
@@ -222,8 +230,9 @@ class Roster(msgspec.Struct, kw_only=True):
 
     def _moved(self, rank: RankState, message: Metrics) -> None:
         at, step, phase = message.at, message.step, message.phase
-        if rank.heard_at is not None:
-            gap = at - rank.heard_at
+        heard_at = rank.heard_at
+        if heard_at is not None:
+            gap = at - heard_at
             if gap < 0.0:
                 return
             if (gap > self.gap_seconds or at > self.gap_at + GAP_MEMORY_SECONDS) and not rank.stalled:
@@ -231,10 +240,12 @@ class Roster(msgspec.Struct, kw_only=True):
         rank.heard_at = at
         if self.trained_since is None and message.steps:
             self.trained_since = at
-        if step != rank.step:
-            self.moved_at = max(self.moved_at or at, at)
-        if step != rank.step or phase != rank.phase:
-            self.changed_at = max(self.changed_at, at)
+        moved, other = step != rank.step, phase != rank.phase
+        if moved and (self.moved_at is None or at > self.moved_at):
+            self.moved_at = at
+        if (moved or other) and at > self.changed_at:
+            self.changed_at = at
+        if other:
             self.enter_phase(rank, phase, at)
         if step > self.newest_step:
             if self.newest_step >= 0:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -80,12 +81,13 @@ class StepMatrix:
         self._sequence: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
         self._offset: Ints = np.full((depth, len(ranks)), -1, dtype=np.int64)
         self._step: list[int] = [NOWHERE] * depth
+        self._depth = depth
         self._newest = [-1] * len(ranks)  # of each rank: the sequence of its newest message with steps
         self._highest = [-1] * len(ranks)  # and the step it has come to
         self._telling = 0  # ranks that have told of any
         self._reported = [bytearray(len(ranks)) for _ in range(depth)]  # who has told of a slot's step at all
         self._layouts: dict[tuple[str, ...], _Layout] = {}
-        self._fresh: dict[tuple[str, ...], _Fresh] = {}  # first reports that are not in the matrix yet
+        self._fresh: list[_Layout] = []  # those with first reports that are not in the matrix yet
 
     @property
     def ranks(self) -> list[int]:
@@ -110,7 +112,8 @@ class StepMatrix:
             return  # nobody announced it; who has made this matrix makes another with it
         if message.phase in APART and message.step >= 0 and message.step not in state.apart:
             state.apart = [*state.apart[-63:], message.step]
-        if not message.steps or (message.sequence > self._newest[column] and self._is_elsewhere(message, column)):
+        steps, sequence = message.steps, message.sequence
+        if not steps or (sequence > self._newest[column] and self._is_elsewhere(steps, sequence, column)):
             return
         offset = -1
         if place is not None:
@@ -118,25 +121,25 @@ class StepMatrix:
         columns = message.columns
         key = tuple(columns)
         layout = self._layouts.get(key) or self._layout(key)
-        for row, step in enumerate(message.steps):
-            slot = self._slot(step, message.at)
-            if slot is None:
+        told = columns.values() if layout.whole else list(map(columns.__getitem__, layout.names))
+        if len(steps) == 1:
+            rows: Iterable[Iterable[float | None]] = (chain.from_iterable(told),)  # quicker than what follows
+        else:
+            rows = zip(*told, strict=True) if told else ((),) * len(steps)
+        for step, ended_at, samples in zip(steps, message.ended_at, rows, strict=True):
+            slot = step % self._depth
+            if self._step[slot] != step and not self._takes(step, slot, message.at):
                 continue
-            if layout.whole:
-                samples = list(map(itemgetter(row), columns.values()))
-            else:
-                samples = [columns[name][row] for name in layout.names]
-            report = (slot, column, message.sequence, offset)
             if self._reported[slot][column]:
-                changed = self._revise(layout, report, message.ended_at[row], samples)
+                report = (slot, column, sequence, offset)
+                changed = self._revise(layout, report, ended_at, samples)
             else:  # the first report of this rank and step: written with the others, a matrix at a time
                 self._reported[slot][column] = 1
-                fresh = self._fresh.get(key)
-                if fresh is None:
-                    fresh = self._fresh[key] = _Fresh(layout)
-                fresh.reports.append(report)
-                fresh.ended_at.append(message.ended_at[row])
-                fresh.samples.append(samples)
+                if not layout.reports:
+                    self._fresh.append(layout)
+                layout.reports += (slot, column, sequence, offset)
+                layout.ended_at.append(ended_at)
+                layout.samples += samples
                 changed = True
             if changed and state.next_step is not None and step < state.next_step and step not in state.revised:
                 state.revised.append(step)
@@ -148,10 +151,14 @@ class StepMatrix:
         back = sum(rows >= BACK_ROWS for rows in self._state.back.values())
         return 2 * back > self._telling
 
-    def _is_elsewhere(self, message: Metrics, column: int) -> bool:
+    def _is_elsewhere(self, steps: Sequence[int], sequence: int, column: int) -> bool:
         """Whether the ring has no place for these steps. A rank that goes back is noted, though its steps may have."""
-        state, first, last, depth = self._state, message.steps[0], message.steps[-1], len(self._step)
-        self._newest[column] = message.sequence
+        state, first, last, depth = self._state, steps[0], steps[-1], self._depth
+        self._newest[column] = sequence
+        near = first - depth < state.newest_step < last + depth
+        if near and 0 <= self._highest[column] <= last and not state.back and not state.ahead:  # nearly always
+            self._highest[column] = last
+            return False
         known = state.newest_step >= 0
         if known and first >= state.newest_step + depth:
             state.ahead.add(column)
@@ -160,7 +167,7 @@ class StepMatrix:
             state.ahead.clear()  # most have leapt: that is where the job is
         behind = known and last <= state.newest_step - depth
         if behind or last < self._highest[column]:
-            state.back[column] = state.back.get(column, 0) + len(message.steps)
+            state.back[column] = state.back.get(column, 0) + len(steps)
             self._telling += self._highest[column] < 0
             self._highest[column] = max(self._highest[column], 0)
             return behind
@@ -173,11 +180,12 @@ class StepMatrix:
 
     def _layout(self, key: tuple[str, ...]) -> _Layout:
         if len(self._layouts) >= LAYOUTS_MAX:
+            self._write_fresh()
             self._layouts.clear()
         layout = self._layouts[key] = _Layout(key)
         return layout
 
-    def _revise(self, layout: _Layout, report: _Report, ended_at: float, samples: list[float | None]) -> bool:
+    def _revise(self, layout: _Layout, report: _Report, ended_at: float, samples: Iterable[float | None]) -> bool:
         """Another message about a step that this rank has told of: does it change anything?"""
         self._write_fresh()
         slot, column, sequence, offset = report
@@ -194,14 +202,15 @@ class StepMatrix:
         return changed
 
     def _write_fresh(self) -> None:
-        for fresh in self._fresh.values():
-            slots, columns, sequences, offsets = np.array(fresh.reports, dtype=np.int64).T
+        for layout in self._fresh:
+            slots, columns, sequences, offsets = np.array(layout.reports, dtype=np.int64).reshape(-1, 4).T
             self._sequence[slots, columns], self._offset[slots, columns] = sequences, offsets
-            self._seen_at[slots, columns] = fresh.ended_at
-            samples = np.array(fresh.samples, dtype=np.float64)
+            self._seen_at[slots, columns] = layout.ended_at
+            samples = np.array(layout.samples, dtype=np.float64).reshape(len(slots), len(layout.indices))
             samples[~(np.abs(samples) <= LARGEST)] = np.nan
-            self._values[slots[:, None], columns[:, None], fresh.layout.indices] = samples
-        self._fresh = {}
+            self._values[slots[:, None], columns[:, None], layout.indices] = samples
+            layout.reports, layout.ended_at, layout.samples = [], [], []
+        self._fresh = []
 
     @property
     def may_close(self) -> bool:
@@ -220,12 +229,13 @@ class StepMatrix:
         if state.next_step > state.newest_step:
             return []
         self._write_fresh()
-        wanted = np.array([rank in live for rank in state.ranks])
+        everyone = live.issuperset(state.ranks)
+        wanted = np.full(len(state.ranks), True) if everyone else np.array([rank in live for rank in state.ranks])
         quorum = math.ceil(self.config.quorum * int(wanted.sum()))
         closed: list[int] = []
         while state.next_step <= state.newest_step:
             step = state.next_step
-            slot = step % len(self._step)
+            slot = step % self._depth
             opened = state.opened_at.get(step)
             if self._step[slot] == step and opened is not None:
                 there = int((~np.isnan(self._seen_at[slot]) & wanted).sum())
@@ -251,7 +261,7 @@ class StepMatrix:
     def values(self, step: int, feature: str) -> Floats | None:
         """One feature of all ranks, in the order of `ranks`; None where the ring no longer has the step."""
         self._write_fresh()
-        slot = step % len(self._step)
+        slot = step % self._depth
         if self._step[slot] != step:
             return None
         return self._values[slot, :, FEATURES.index(feature)].astype(np.float64)
@@ -259,26 +269,26 @@ class StepMatrix:
     def rows(self, step: int) -> Floats | None:
         """rank × timing of one step, in seconds, timings as in TIMINGS."""
         self._write_fresh()
-        slot = step % len(self._step)
+        slot = step % self._depth
         return self._values[slot, :, : len(TIMINGS)].astype(np.float64) if self._step[slot] == step else None
 
     def told(self, step: int) -> npt.NDArray[np.bool_] | None:
         """rank × FEATURES: which samples of a step are there; None where the ring no longer has it."""
         self._write_fresh()
-        slot = step % len(self._step)
+        slot = step % self._depth
         return np.asarray(~np.isnan(self._values[slot])) if self._step[slot] == step else None
 
     def ended_at(self, step: int) -> float | None:
         """When the first rank had ended the step, as far as they have told; None where none has."""
         self._write_fresh()
-        slot = step % len(self._step)
+        slot = step % self._depth
         seen = self._seen_at[slot][np.isfinite(self._seen_at[slot])]
         return float(seen.min()) if self._step[slot] == step and len(seen) else None
 
     def report(self, step: int, rank: int) -> tuple[float, int, int | None, int | None]:
         """(ended at, sequence, partition, offset) of the message in which `rank` told of `step`."""
         self._write_fresh()
-        slot, column = step % len(self._step), self._column[rank]
+        slot, column = step % self._depth, self._column[rank]
         offset = int(self._offset[slot, column])
         seen = float(self._seen_at[slot, column])
         partition = self._state.partition if offset >= 0 else None
@@ -302,6 +312,7 @@ class StepMatrix:
         matrix._values, matrix._seen_at = arrays["values"].copy(), arrays["seen_at"].copy()
         matrix._sequence, matrix._offset = arrays["sequence"].copy(), arrays["offset"].copy()
         matrix._step = arrays["step"].tolist()
+        matrix._depth = len(matrix._step)
         matrix._reported = [bytearray((row >= 0).tobytes()) for row in matrix._sequence]
         if "told" in arrays:
             matrix._newest, matrix._highest = arrays["told"].tolist()
@@ -311,16 +322,14 @@ class StepMatrix:
     def _passed(self, step: int, now: float) -> bool:
         """Nobody told of `step`, but later steps have waited long enough (or the ring has wrapped over it)."""
         later = [at for other, at in self._state.opened_at.items() if other > step]
-        wrapped = self._state.newest_step - step >= len(self._step)
+        wrapped = self._state.newest_step - step >= self._depth
         return wrapped or bool(later and now >= min(later) + self.config.close_after_seconds)
 
-    def _slot(self, step: int, at: float) -> int | None:
-        """The ring's slot for `step`, emptied if it is new; None for a step that the ring has left behind."""
-        state, slot = self._state, step % len(self._step)
-        if self._step[slot] == step:
-            return slot
+    def _takes(self, step: int, slot: int, at: float) -> bool:
+        """Whether the slot is now this step's, emptied for it; not for one that the ring has left behind."""
+        state = self._state
         if step < 0 or self._step[slot] > step:
-            return None
+            return False
         self._write_fresh()  # none of it may belong to the step that leaves this slot
         self._step[slot] = step
         self._values[slot], self._seen_at[slot] = np.nan, np.nan
@@ -331,11 +340,12 @@ class StepMatrix:
             state.opened_at[step] = at
         if state.next_step is None:
             state.first_step = step if state.first_step is None else min(state.first_step, step)
-        return slot
+        return True
 
 
 class _Layout:
-    """Which of a message's columns are features: own names first, then aliases."""
+    """Which of a message's columns are features (own names first, then aliases), and first reports of such messages
+    that wait to be written."""
 
     def __init__(self, told: tuple[str, ...]) -> None:
         found = [(name, index) for index, feature in enumerate(FEATURES) if (name := _told_as(feature, told))]
@@ -344,19 +354,12 @@ class _Layout:
             found.sort(key=lambda pair: told.index(pair[0]))
         self.names = [name for name, _ in found]
         self.indices: Ints = np.array([index for _, index in found], dtype=np.int64)
+        self.reports: list[int] = []  # slot, column, sequence, offset of one after another
+        self.ended_at: list[float] = []
+        self.samples: list[float | None] = []  # `names` of one after another
 
 
 _Report = tuple[int, int, int, int]  # slot, column, sequence, offset
-
-
-@dataclass(slots=True)
-class _Fresh:
-    """Reports of one layout that wait to be written."""
-
-    layout: _Layout
-    reports: list[_Report] = field(default_factory=list)
-    ended_at: list[float] = field(default_factory=list)
-    samples: list[list[float | None]] = field(default_factory=list)
 
 
 def _told_as(feature: str, told: tuple[str, ...]) -> str | None:

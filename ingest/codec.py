@@ -39,6 +39,7 @@ class Codec:
 
     def __init__(self, types: Mapping[str, tuple[Topic, type[Any]]] = MESSAGE_TYPES) -> None:
         self._decoders = {name: msgspec.json.Decoder(type_) for name, (_, type_) in types.items()}
+        self._of_header = {(TYPE_PREFIX + name).encode(): decoder for name, decoder in self._decoders.items()}
         self._names = {type_: (name, topic) for name, (topic, type_) in types.items()}
         self._encoder = msgspec.json.Encoder()
 
@@ -58,14 +59,20 @@ class Codec:
         """The message, unknown fields ignored. Raises Undecodable, and nothing else whatever the bytes are."""
         if len(value) > MESSAGE_BYTES_MAX:
             raise Undecodable(f"the message has {len(value)} bytes, the limit is {MESSAGE_BYTES_MAX}")
-        name = message_type(headers)
-        decoder = self._decoders.get(name)
+        decoder = None
+        for key, raw in headers:
+            if key == "ce_type":
+                decoder = self._of_header.get(raw) if isinstance(raw, bytes) else None
+                break
         if decoder is None:
-            raise Undecodable(f"message type {name!r} is not known here; is the producer newer than this reader?")
+            name = message_type(headers)
+            decoder = self._decoders.get(name)
+            if decoder is None:
+                raise Undecodable(f"message type {name!r} is not known here; is the producer newer than this reader?")
         try:
             return decoder.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Undecodable(f"not a {name} message: {error}") from error
+            raise Undecodable(f"not a {message_type(headers)} message: {error}") from error
 
 
 def message_type(headers: Headers) -> str:

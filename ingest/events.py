@@ -53,7 +53,7 @@ class NonFinite(msgspec.Struct, frozen=True, array_like=True):
     value: NonFiniteName
 
 
-class Metrics(Message, frozen=True, kw_only=True):
+class Metrics(Message, frozen=True, kw_only=True, gc=False):
     """A rank's steps since its last flush, columnar, and its heartbeat: where it is now.
 
     `columns[name][i]` belongs to `steps[i]`; None where the rank has no such sample for that step. NaN and
@@ -70,8 +70,8 @@ class Metrics(Message, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Columns that do not fit the steps are no message; on decoding, msgspec makes an error of this."""
-        rows = len(self.steps)
-        if len(self.ended_at) != rows or set(map(len, self.columns.values())) - {rows}:
+        rows, lengths = len(self.steps), list(map(len, self.columns.values()))
+        if len(self.ended_at) != rows or lengths.count(rows) != len(lengths):
             raise ValueError(f"ended_at and each column must have one entry for each of the {rows} steps")
         for entry in self.non_finite:
             if entry.metric not in self.columns or not 0 <= entry.index < rows:

@@ -18,7 +18,7 @@ from detectors.merge import Merge
 from detectors.verdict import Verdict
 from ingest.bus import Record, TopicPartition
 from ingest.codec import Codec, Undecodable
-from ingest.events import MESSAGE_TYPES, Topic
+from ingest.events import MESSAGE_TYPES, Message, Topic
 
 JOBS_MAX = 1_000
 IDLE_SECONDS_MAX = 3_600.0  # a job that says nothing for so long is forgotten; its attempt is over or lost
@@ -56,25 +56,29 @@ class Detection:
 
     def feed(self, record: Record) -> str | None:
         """Take one record; returns why it cannot be read, if it cannot: it belongs to the dead letters."""
-        topic, partition, offset, appended_at = record.topic, record.partition, record.offset, record.appended_at
-        self._next[topic, partition] = offset + 1
+        place = Place(record.topic, record.partition, record.offset, record.appended_at)
         try:
             message = self._codec.decode(record.headers, record.value)
         except Undecodable as error:
+            self._next[place.topic, place.partition] = place.offset + 1
             return error.reason
+        return self.hear(message, place, record.appended_at)
+
+    def hear(self, message: Message, place: Place, appended_at: float) -> str | None:
+        """Take one message that somebody has decoded already; else as `feed`. `appended_at`: when the bus took it."""
+        partition = place.partition
+        self._next[place.topic, partition] = place.offset + 1
         job = self._jobs.get(message.job)
         if job is None:
             if len(self._jobs) >= JOBS_MAX:
                 return f"more than {JOBS_MAX} jobs at once; run more detectors over more partitions"
-            job = _Job(
-                Merge(self._config.merge), JobDetector(message.job, self._config, self._rules), record.partition, 0.0
-            )
+            job = _Job(Merge(self._config.merge), JobDetector(message.job, self._config, self._rules), partition, 0.0)
             self._jobs[message.job] = job
         elif job.partition != partition:
             where = f"partition {job.partition} and in {partition}"
             return f"job {message.job!r} is in {where}; producers must use murmur2 of the key"
         job.heard_at = appended_at
-        job.merge.put(message, Place(topic, partition, offset, appended_at), appended_at)
+        job.merge.put(message, place, appended_at)
         return None
 
     def conclude(self, now: float, lagging: Collection[TopicPartition] = ()) -> list[Verdict]:
@@ -84,8 +88,7 @@ class Detection:
             job = self._jobs[name]
             behind = {place.topic for place in lagging if place.partition == job.partition}
             job.merge.advance(now, behind)
-            for merged in job.merge.take(behind):
-                job.detector.observe(merged.message, merged.place)
+            job.detector.observe_all(job.merge.take(behind))
             if job.merge.watermark is not None:
                 verdicts += job.detector.advance(job.merge.watermark, job.merge.heard_until)
             if now - job.heard_at > IDLE_SECONDS_MAX:

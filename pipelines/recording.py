@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import heapq
 import io
 import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -44,6 +44,20 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     created_at: float
     labels: tuple[FaultInjected, ...] = ()
+
+
+class Placed(Protocol):
+    """What lay on the bus, and when the bus took it."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def appended_at(self) -> float: ...
+
+
+Recorded = TypeVar("Recorded", bound=Placed)
 
 
 class _Place(msgspec.Struct, kw_only=True):
@@ -185,7 +199,7 @@ class RecordingWriter:
         compressor = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
         with temporary.open("wb") as file:
             for raw in lines:
-                record = _record_of(raw, path)
+                record = record_of(raw, path)
                 self._next[record.place] = record.offset + 1
                 file.write(compressor.compress(raw + b"\n"))
             file.write(compressor.flush())
@@ -227,30 +241,40 @@ def read_recording(folder: Path) -> Iterator[Record]:
 
     A folder that is no recording is refused at the call, not at the first record.
     """
+    lines, path = recorded_lines(folder), Path(folder) / MESSAGES_FILE
+    return (record_of(raw, path) for raw in lines)
+
+
+def recorded_lines(folder: Path) -> Iterable[bytes]:
+    """The same as lines of JSON, for `record_of`."""
     read_run(folder)
     path = Path(folder) / MESSAGES_FILE
     if not path.is_file():
         raise NotARecording(
             f"{folder} is not a recorded run: there is no {MESSAGES_FILE}; give a folder that `transom record` wrote"
         )
-    return (_record_of(raw, path) for raw in _Lines(path))
+    return _Lines(path)
 
 
-def in_bus_order(records: Iterable[Record], held_max: int = REORDERED_MAX) -> Iterator[Record]:
+def in_bus_order(records: Iterable[Recorded], held_max: int = REORDERED_MAX) -> Iterator[Recorded]:
     """Partitions interleaved by when the bus took each record, each partition in its own order.
 
-    A recorder that was behind took its topics one after another; live detection heard them side by side. At most
+    A recorder that was behind took its topics one after another; live detection heard them side by side. About
     `held_max` records are held back: what is further out of place stays so.
     """
-    newest: dict[TopicPartition, float] = {}
-    held: list[tuple[float, int, Record]] = []
+    newest: dict[tuple[str, int], float] = {}
+    held: list[tuple[float, int, Recorded]] = []
+    block = max(1, held_max // 4)  # released at once: a list nearly in order is sorted quicker than a heap is kept
     for count, record in enumerate(records):
-        newest[record.place] = max(record.appended_at, newest.get(record.place, record.appended_at))
-        heapq.heappush(held, (newest[record.place], count, record))
-        if len(held) > held_max:
-            yield heapq.heappop(held)[-1]
-    while held:
-        yield heapq.heappop(held)[-1]
+        place, at = (record.topic, record.partition), record.appended_at
+        at = newest[place] = max(at, newest.get(place, at))
+        held.append((at, count, record))
+        if len(held) >= held_max + block:
+            held.sort()
+            yield from map(itemgetter(2), held[:block])
+            del held[:block]
+    held.sort()
+    yield from map(itemgetter(2), held)
 
 
 def recording_folder_of(recordings: Path, job: str) -> Path:
@@ -337,7 +361,8 @@ def _is_one_line_of_json(value: bytes) -> bool:
     return value.strip() == value  # or reading would give other bytes
 
 
-def _record_of(raw: bytes, path: Path) -> Record:
+def record_of(raw: bytes, path: Path) -> Record:
+    """The record in one line of this file. Raises NotARecording."""
     try:
         line = _line_decoder.decode(raw)
         if line.value_base64 is not None:

@@ -11,12 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from detectors.clues import Place
 from detectors.verdict import VERDICT_TYPES, Verdict
 from ingest.bus import Record
 from ingest.codec import Codec
 from ingest.events import JOB_TOPICS
 from pipelines.detection import Detection
-from pipelines.recording import in_bus_order, read_recording
+from pipelines.recorded_messages import RecordedMessage, read_messages
+from pipelines.recording import in_bus_order
 from pipelines.room_configs import detector_config
 from pipelines.rule_folder import rules_for
 from pipelines.settings import Settings
@@ -54,20 +56,26 @@ class Replayed:
         return b"".join(encoder.encode(verdict) + b"\n" for verdict in self.verdicts)
 
 
-def replay_records(records: Iterable[Record], settings: Settings) -> Replayed:
+def replay_records(records: Iterable[RecordedMessage | Record], settings: Settings) -> Replayed:
     """Feed the records of a recording in the order of the bus; time is what the bus had stamped on them."""
     detection = Detection(detector_config(settings), rules_for(settings.detect.rules_dir))
     codec = Codec(VERDICT_TYPES)
     result = Replayed()
     concluded_at = now = 0.0
     for record in in_bus_order(records):
-        if record.topic == "verdicts":
+        if isinstance(record, Record) and record.topic == "verdicts":
             result.live.append(codec.decode(record.headers, record.value))
         if record.topic not in JOB_TOPICS:
             continue
-        now = max(now, record.appended_at)
-        if detection.feed(record) is not None:
-            result.unreadable += 1
+        at = record.appended_at
+        if at > now:
+            now = at
+        if isinstance(record, Record):
+            trouble = detection.feed(record)
+        else:
+            place = Place(record.topic, record.partition, record.offset, at)
+            trouble = detection.hear(record.value, place, at)
+        result.unreadable += trouble is not None
         if now - concluded_at >= CONCLUDE_SECONDS:
             result.say(detection.conclude(now), now)
             concluded_at = now
@@ -108,11 +116,11 @@ def _told(verdict: Verdict) -> Verdict:
 
 def replay_recording(recording: Path, output: Path | None, settings: Settings, console: Console) -> Difference:
     """Replay a run directory, print the verdicts and how they differ from the live ones. Raises NotARecording."""
-    records = read_recording(recording)
+    records = read_messages(recording)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("replaying", total=None)
 
-        def counted(records: Iterable[Record]) -> Iterator[Record]:
+        def counted(records: Iterable[RecordedMessage | Record]) -> Iterator[RecordedMessage | Record]:
             for number, record in enumerate(records):
                 if number % 500 == 0:
                     progress.update(task, completed=number, description=f"replaying, {number} messages")

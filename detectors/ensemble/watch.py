@@ -174,10 +174,12 @@ class Watch:
     def _push(self, z: Singles) -> None:
         """One more scored step: its running means and their decades."""
         told = np.isfinite(z)
-        self._mean += np.where(told, np.float32(self.ensemble.config.smooth) * (z - self._mean), np.float32(0.0))
+        towards = np.float32(self.ensemble.config.smooth) * (z - self._mean)
+        np.add(self._mean, towards, out=self._mean, where=told)
         slot = self._state.scored % len(self._rows)
         self._state.scored += 1
-        self._rows[slot] = np.where(told, self._mean, np.nan)
+        self._rows[slot] = np.nan
+        np.copyto(self._rows[slot], self._mean, where=told)
         self._decades[slot] = self._scored(self._rows[slot])
 
     def _slot(self, step: int) -> int:
@@ -317,7 +319,7 @@ class Watch:
         if state.scored > config.restart_steps and state.calm >= width:
             stride = max(width, -(-len(self._ranks) // config.windows_each_step))
             columns = np.arange(state.scored % stride, len(self._ranks), stride)
-            order = [self._slot(step) for step in state.steps]
-            windows = self._rows[order][:, columns].transpose(1, 0, 2)
+            order = np.array([self._slot(step) for step in state.steps])
+            windows = self._rows[np.ix_(order, columns)].transpose(1, 0, 2)
             windows = windows[np.all(np.isfinite(windows).any(axis=2), axis=1)]
         self.ensemble.learn(windows, step_seconds)

@@ -18,6 +18,7 @@ from detectors.channel import Arrays, Ended, Told
 from detectors.clues import Place, six_digits
 from detectors.job.loss_words import DIVERGENCE, LOSS, NORM, SPIKE, LossStory, condition_of
 from detectors.job.wild_gradient import WildConfig, WildGradient, wild_gradient
+from detectors.medians import finite_median, median
 from detectors.roster import Roster
 from detectors.steps import Floats, StepMatrix
 from ingest.events import Message
@@ -225,14 +226,14 @@ class LossChannel:
         """The running level and the spread around it; None while too little is known."""
         if len(series.clean) < self.config.learn_min:
             return 0.0, None
-        level = float(np.median(series.clean))
+        level = median(series.clean)
         residuals = np.array(series.residuals or [0.0])
         if len(residuals) < self.config.lag_steps:
             residuals = np.array(series.clean) - level
-        spread = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
+        spread = 1.4826 * median(np.abs(residuals - median(residuals)))
         unit = self._unit() if series is self._state.loss else 1.0
         sigma = max(sigma_min * unit, spread)
-        lag = max(float(np.median(residuals[-self.config.lag_steps :])), float(np.median(residuals[-5:])))
+        lag = max(median(residuals[-self.config.lag_steps :]), median(residuals[-5:]))
         return level + max(-self.config.lag_sigmas * sigma, min(0.0, lag)), sigma
 
     def _learn(self, series: _Series, value: float, z: float) -> None:
@@ -246,7 +247,7 @@ class LossChannel:
         if series.frozen and z < config.calm_z:
             series.frozen = []
         if len(series.clean) >= config.learn_min:
-            distance = value - float(np.median(series.clean))  # from the level as it runs, its lag included
+            distance = value - median(series.clean)  # from the level as it runs, its lag included
             series.residuals = [*series.residuals[-(config.spread_steps - 1) :], distance]
         series.clean = [*series.clean[-(config.level_steps - 1) :], value]
 
@@ -321,8 +322,8 @@ def _common(values: Floats | None) -> float | None:
     """The median over the ranks that told it; None where nobody did."""
     if values is None:
         return None
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else None
+    common = finite_median(values)
+    return common if math.isfinite(common) else None
 
 
 def _plain(value: float, linear: bool) -> float:

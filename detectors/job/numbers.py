@@ -53,11 +53,11 @@ class JobChannel:
 
     def observe(self, message: Metrics, place: Place | None) -> None:
         """Take in the losses and gradient norms of one message."""
-        state = self._state
-        if not message.steps:
+        state, steps = self._state, message.steps
+        if not steps:
             return
         rank, columns = message.rank, message.columns
-        newest = max(message.steps)
+        newest = steps[0] if len(steps) == 1 else max(steps)
         if newest > state.told.get(rank, -1):
             state.told[rank] = newest
         if GRADIENT in columns:

@@ -30,11 +30,13 @@ def summary_of(matrix: StepMatrix, step: int) -> Floats | None:
     rows = matrix.rows(step)
     if rows is None:
         return None
-    timing = dict(zip(TIMINGS, rows.T, strict=True))
+    columns = np.ascontiguousarray(rows.T)
+    timing = dict(zip(TIMINGS, columns, strict=True))
+    common = dict(zip(TIMINGS, lower_medians(columns), strict=True))
     there = np.flatnonzero(np.isfinite(timing["train.step.duration"]))
     if len(there) < max(1.0, RANKS_SHARE_MIN * len(matrix.ranks)):
         return None
-    wall, own = timing["train.compute.duration"], timing["train.compute.own"]
+    wall = timing["train.compute.duration"]
     with np.errstate(invalid="ignore"):
         busy = np.nan_to_num(wall, nan=-np.inf) + np.nan_to_num(timing["train.data.duration"])
     top = int(np.argmax(busy))
@@ -44,11 +46,11 @@ def summary_of(matrix: StepMatrix, step: int) -> Floats | None:
     finite = waits[np.isfinite(waits)]
     row = {
         "step": step, "seen_at": seen_at, "rank": matrix.ranks[first], "sequence": sequence,
-        "offset": -1 if offset is None else offset, "seconds": lower_median(timing["train.step.duration"]),
-        "data": lower_median(timing["train.data.duration"]), "own": lower_median(own), "wall": lower_median(wall),
-        "delay": lower_median(timing["train.run_queue.delay"]),
+        "offset": -1 if offset is None else offset, "seconds": common["train.step.duration"],
+        "data": common["train.data.duration"], "own": common["train.compute.own"],
+        "wall": common["train.compute.duration"], "delay": common["train.run_queue.delay"],
         "wait": float(finite.min()) if len(finite) else np.nan,
-        "optimizer": lower_median(timing["train.optimizer.duration"]),
+        "optimizer": common["train.optimizer.duration"],
         "busy": float(busy[top]) if np.isfinite(busy[top]) else np.nan, "busiest": matrix.ranks[top],
     }  # fmt: skip
     for name in SIGNALS:
@@ -74,6 +76,15 @@ def lower_median(values: Floats) -> float:
         return float("nan")
     middle = (len(finite) - 1) // 2
     return float(np.partition(finite, middle)[middle])
+
+
+def lower_medians(block: Floats) -> list[float]:
+    """The same of each row."""
+    if not np.isfinite(block).all():
+        return [lower_median(row) for row in block]
+    middle = (block.shape[1] - 1) // 2
+    medians: list[float] = np.partition(block, middle, axis=1)[:, middle].tolist()
+    return medians
 
 
 @dataclass

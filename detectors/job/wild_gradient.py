@@ -40,7 +40,10 @@ def wild_gradient(
     told = np.flatnonzero(np.isfinite(norms) & (norms > 0.0))
     if len(told) < 2:
         return None
-    second, first = told[np.argsort(norms[told], kind="stable")][-2:]
+    others = norms[told]
+    place = len(told) - 1 - int(np.argmax(others[::-1]))  # of two as large, the later one
+    others[place] = -np.inf
+    first, second = told[place], told[len(told) - 1 - int(np.argmax(others[::-1]))]
     above = math.log(norms[first]) - math.log(norms[second])
     known = len(widest) >= config.steps_min
     if known and above > max(math.log(config.ratio_min), config.usual_factor * max(widest)):

@@ -21,7 +21,7 @@ from detectors.ranks.config import RankChannelConfig
 from detectors.ranks.few_peers import FEW_MAX, FewPeers
 from detectors.ranks.finding import Finding
 from detectors.ranks.hysteresis import SCALES, Evidence, Singles, since_shift
-from detectors.ranks.many_peers import OWN, WALL, ManyPeers, far_out
+from detectors.ranks.many_peers import OWN, WALL, ManyPeers, far_out, rows_of
 from detectors.ranks.node_view import NodeView
 from detectors.ranks.open_findings import KIND_OF, Opened, OpenFindings, Seen
 from detectors.ranks.roles import given_roles, learned_roles
@@ -55,6 +55,7 @@ class RankChannel:
         self.ranks, self.nodes = list(ranks), list(nodes)
         count = len(ranks)
         self._state = _State(roles=[0] * count)
+        self._roles: tuple[list[int], Ints] = ([], np.empty(0, dtype=np.int64))  # the same, as an array
         self._view = NodeView(nodes)
         self._open = OpenFindings(self.ranks, self.nodes, self._view, self.config.open_max)
         self._few = FewPeers([], self._view, count, self.config.few)
@@ -79,7 +80,9 @@ class RankChannel:
     @property
     def roles(self) -> Ints:
         """Group number of each rank, in the order of `ranks`."""
-        return np.array(self._state.roles, dtype=np.int64)
+        if self._roles[0] is not self._state.roles:
+            self._roles = (self._state.roles, np.array(self._state.roles, dtype=np.int64))
+        return self._roles[1]
 
     @property
     def peerless(self) -> list[int]:
@@ -267,12 +270,13 @@ class RankChannel:
         """Hand a step's excess to the evidence of ranks and nodes; `age`: it is not the newest one."""
         assert self._many is not None
         warm = self._state.warm
-        mine = self._many.score(matrix, step, again=age is not None)
+        rows = rows_of(matrix, step)
+        mine = self._many.score(matrix, step, rows, again=age is not None)
         if mine is not None:
             told = mine.mates if warm else far_out(mine.mates, self.config.cold_z, self.config.cold_excess)
             for name, evidence in self._evidence.items():
                 evidence.push(told[name]) if age is None else evidence.replace(age, told[name])
-        whole = self._everyone.score(matrix, step, again=age is not None)
+        whole = self._everyone.score(matrix, step, rows, again=age is not None)
         if whole is not None and self._node_evidence:
             told = whole.peers if warm else far_out(whole.peers, self.config.cold_z, self.config.cold_excess)
             for name, evidence in self._node_evidence.items():

@@ -39,6 +39,8 @@ class Scale(NamedTuple):
 
 
 SCALES = (Scale(4, 5), Scale(11, 16), Scale(20, 32), Scale(36, 60))
+SPANS: Ints = np.array([scale.of for scale in SCALES], dtype=np.int64)
+ENOUGH: npt.NDArray[np.int16] = np.array([scale.steps for scale in SCALES], dtype=np.int16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +93,12 @@ class Evidence:
         """One more step, one value for each entity."""
         state, depth = self._state, self._depth
         values = excess.astype(np.float32)
-        slot = state.pushed % depth
+        limits = np.array(state.thresholds, dtype=np.float32)[:, None]
+        leaving = self._ring[(state.pushed - SPANS) % depth]  # one step for each scale
         with np.errstate(invalid="ignore"):
-            for index, scale in enumerate(SCALES):
-                limit = np.float32(state.thresholds[index])
-                leaving = self._ring[(state.pushed - scale.of) % depth]
-                counts = self._counts[index]
-                counts += values > limit
-                counts -= leaving > limit
-        self._ring[slot] = values
+            self._counts += values > limits
+            self._counts -= leaving > limits
+        self._ring[state.pushed % depth] = values
         state.pushed += 1
 
     def replace(self, age: int, excess: npt.NDArray[Any]) -> None:
@@ -118,8 +117,9 @@ class Evidence:
 
     def hits(self) -> list[tuple[int, int]]:
         """(entity, scale) of those with enough steps above a threshold; the shortest scale of each, by entity."""
-        enough = np.array([scale.steps for scale in SCALES], dtype=np.int16)
-        over = self._counts >= enough[:, None]
+        over = self._counts >= ENOUGH[:, None]
+        if not over.any():
+            return []
         entities = np.flatnonzero(over.any(axis=0))
         return [(int(entity), int(np.argmax(over[:, entity]))) for entity in entities]
 
@@ -215,7 +215,8 @@ class Evidence:
         far = config.sparse_stretch * NormalDist().inv_cdf(1.0 - chance) * width
         if len(samples) >= TAIL_MIN:
             rare = TAIL_SAMPLES / len(samples)
-            inner, outer = (max(float(np.quantile(samples, 1.0 - one)) - middle, 1e-9) for one in (0.05, rare))
+            beyond = np.quantile(samples, (1.0 - 0.05, 1.0 - rare))
+            inner, outer = (max(float(one) - middle, 1e-9) for one in beyond)
             growth = math.log(outer / inner) / math.log(math.log(rare) / math.log(0.05)) - BENT
             shape = min(max(growth, SHAPE_MIN), SHAPE_MAX)
             far = max(far, config.stretch * outer * (math.log(chance) / math.log(rare)) ** shape)

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.medians import finite_median, median, row_medians
 from detectors.ranks.hysteresis import Bools, Singles
 from detectors.ranks.node_view import NodeView
 from detectors.steps import TIMINGS, Ints, StepMatrix
@@ -28,6 +29,7 @@ BUSY = "compute + data + collective wait"  # ends later than the peers' only whe
 COLUMNS = (*TIMINGS, BUSY)
 OF_STEP = frozenset((STEP, DATA, WAIT, DELAY, OPTIMIZER, BUSY))  # measured in shares of the step
 AT = {name: index for index, name in enumerate(COLUMNS)}
+IN_STEPS: Bools = np.array([name in OF_STEP for name in COLUMNS])
 CORRELATED_STEPS = 10.0  # a node's noise is the same for about so long
 KEPT = 64  # steps whose medians are kept for what comes late
 SHOWN = 16  # steps whose deviations are kept
@@ -56,6 +58,13 @@ class ManyPeersConfig:
     odd_min: float = 0.08
     missing_max: float = 0.2  # of the ranks; with more missing a step is scored but not learned from
     length_max: float = 1.5  # of the usual step, and its inverse: other steps are not learned from
+
+
+class StepRows(NamedTuple):
+    """One step as it is read from the matrix: rank × COLUMNS, and the median of its durations (None: not told)."""
+
+    rows: Singles
+    seconds: float | None
 
 
 class Excesses(NamedTuple):
@@ -88,7 +97,8 @@ class ManyPeers:
         self._groups: list[Ints] = []
         self._offset: Singles = np.zeros((count, len(COLUMNS)), dtype=np.float32)
         self._smooth: Singles = np.zeros((count, len(COLUMNS)), dtype=np.float32)
-        self._beside: Singles = np.full((KEPT, count), np.nan, dtype=np.float32)  # of the computation, from all peers
+        self._beside: Singles = np.full((KEPT, count), np.nan, dtype=np.float32)  # of the computation, from all peers:
+        self._oldest = 0  # a ring
         self._first: Singles = np.zeros(count, dtype=np.float32)  # of the computation, over the first clean steps
         self._shown: Singles = np.full((2, SHOWN, count, len(TIMINGS)), np.nan, dtype=np.float32)
         # step × group × (median, unit, centre, spread) × column
@@ -112,35 +122,37 @@ class ManyPeers:
         state = self._state
         state.steps, state.shown, state.newest_slot = [], [], -1
         state.rows = known._state.rows
-        of_step = np.array([name in OF_STEP for name in COLUMNS])
         for members in groups:
             theirs = known._offset[members]
-            middle = _medians(np.ascontiguousarray(theirs.T))
-            self._offset[members] = np.where(of_step, theirs - middle, (1.0 + theirs) / (1.0 + middle) - 1.0)
+            middle = row_medians(np.ascontiguousarray(theirs.T))
+            self._offset[members] = np.where(IN_STEPS, theirs - middle, (1.0 + theirs) / (1.0 + middle) - 1.0)
 
-    def score(self, matrix: StepMatrix, step: int, *, again: bool = False) -> Excesses | None:
+    def score(self, matrix: StepMatrix, step: int, told: StepRows | None, *, again: bool = False) -> Excesses | None:
         """Excess of each rank by kind of evidence, in the units of the module; None where the step is not kept.
-        `again`: it was scored before, and some of its samples have come since."""
-        rows, state = self._rows(matrix, step), self._state
-        if rows is None or (again and step not in state.steps):
+        `told`: what `rows_of` gives. `again`: the step was scored before, and some of its samples have come since."""
+        state = self._state
+        if told is None or (again and step not in state.steps):
             return None
+        rows = told.rows
         slot = state.steps.index(step) if step in state.steps else None
         if slot is None:
             state.steps = [*state.steps[-(KEPT - 1) :], step]
-            self._statistics = np.concatenate([self._statistics[-(KEPT - 1) :], self._measure(rows)[None]])
+            measured, own = self._measure(rows)
+            self._statistics = np.concatenate([self._statistics[-(KEPT - 1) :], measured[None]])
             state.newest_slot = (state.newest_slot + 1) % SHOWN
             state.shown = [*state.shown[: state.newest_slot], step, *state.shown[state.newest_slot + 1 :]]
-            self._beside = np.concatenate([self._beside[1:], np.full((1, self.count), np.nan, dtype=np.float32)])
-        own, spread, unit = self._own(rows, -1 if slot is None else slot - len(state.steps))
+            self._beside[self._oldest] = np.nan
+            self._oldest = (self._oldest + 1) % KEPT
+        else:
+            own = None
+        own, spread, unit = self._own(rows, own, -1 if slot is None else slot - len(state.steps))
         apart, width = self._from_mates(own, spread)
-        clip = self.config.z_clip
-        deviations = np.clip(own / spread, -clip, clip)
-        self._beside[state.steps.index(step) - len(state.steps)] = own[:, AT[self.metric]]
+        self._beside[self._row_beside(state.steps.index(step))] = own[:, AT[self.metric]]
         if step in state.shown:
-            at = state.shown.index(step)
-            self._shown[0, at] = deviations[:, : len(TIMINGS)]
-            self._shown[1, at] = np.clip(apart / width, -clip, clip)[:, : len(TIMINGS)]
-        if slot is None and self._is_clean(rows):
+            at, clip = state.shown.index(step), self.config.z_clip
+            np.clip((own / spread)[:, : len(TIMINGS)], -clip, clip, out=self._shown[0, at])
+            np.clip((apart / width)[:, : len(TIMINGS)], -clip, clip, out=self._shown[1, at])
+        if slot is None and self._is_clean(told):
             self._learn(matrix, step, (own, spread), (apart, width))
         return Excesses(self._excess(own, unit), self._excess(apart, unit))
 
@@ -153,8 +165,8 @@ class ManyPeers:
     def beside_peers(self, column: int, steps: Sequence[int]) -> float:
         """Median excess of a rank's computation over all its peers', over those of these steps that are kept."""
         known = self._state.steps
-        kept = [self._beside[known.index(step) - len(known), column] for step in steps if step in known]
-        return _median(np.array(kept, dtype=np.float32))
+        kept = [self._beside[self._row_beside(known.index(step)), column] for step in steps if step in known]
+        return finite_median(np.array(kept, dtype=np.float32))
 
     def normals(self) -> tuple[Singles, Singles, Singles] | None:
         """For each rank: its normal computation over its peers' (1 = the same), its normal data wait over theirs in
@@ -170,7 +182,8 @@ class ManyPeers:
         built: dict[str, Any] = msgspec.to_builtins(self._state)
         return {**built, "metric": self.metric}, {
             "offset": self._offset, "smooth": self._smooth, "shown": self._shown, "statistics": self._statistics,
-            "group": self._group_of, "first": self._first, "beside": self._beside,
+            "group": self._group_of, "first": self._first,
+            "beside": np.roll(self._beside, -self._oldest, axis=0),
         }  # fmt: skip
 
     def load_state(self, state: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
@@ -179,11 +192,12 @@ class ManyPeers:
         self._set_groups([np.flatnonzero(group == number) for number in range(int(group.max(initial=-1)) + 1)])
         self._state = msgspec.convert({k: v for k, v in state.items() if k != "metric"}, _State)
         self._offset, self._smooth = arrays["offset"].copy(), arrays["smooth"].copy()
-        self._first, self._beside = arrays["first"].copy(), arrays["beside"].copy()
+        self._first, self._beside, self._oldest = arrays["first"].copy(), arrays["beside"].copy(), 0
         self._shown, self._statistics = arrays["shown"].copy(), arrays["statistics"].copy()
 
     def _set_groups(self, groups: list[Ints]) -> None:
         self._groups = groups
+        self._together = len(groups) == 1 and np.array_equal(groups[0], np.arange(self.count))
         self._group_of: Ints = np.full(self.count, -1, dtype=np.int64)
         for number, members in enumerate(groups):
             self._group_of[members] = number
@@ -193,39 +207,40 @@ class ManyPeers:
         together = (self._cells.sizes >= self.config.mates_min)[self._cells.of_rank]
         self._mates: Bools = together & (self._group_of >= 0)
 
-    def _rows(self, matrix: StepMatrix, step: int) -> Singles | None:
-        """rank × COLUMNS of one step."""
-        rows = matrix.rows(step)
-        if rows is None:
-            return None
-        busy = rows[:, AT[WALL]] + rows[:, AT[DATA]] + rows[:, AT[WAIT]]
-        return np.concatenate([rows, busy[:, None]], axis=1).astype(np.float32)
+    def _row_beside(self, index: int) -> int:
+        """Where in `_beside` one of `steps` stands."""
+        return (self._oldest + index - len(self._state.steps)) % KEPT
 
-    def _measure(self, rows: Singles) -> Singles:
-        """group × (median, unit, centre, spread) × column: everything that the peers tell of a step."""
+    def _measure(self, rows: Singles) -> tuple[Singles, Singles | None]:
+        """group × (median, unit, centre, spread) × column: everything that the peers tell of a step; and each rank's
+        distance from them, where all are in one group."""
         config = self.config
         out: Singles = np.full((len(self._groups), 4, len(COLUMNS)), np.nan, dtype=np.float32)
-        of_step = np.array([name in OF_STEP for name in COLUMNS])
         for number, members in enumerate(self._groups):
-            block = np.ascontiguousarray(rows[members].T)
-            middle = _medians(block)
+            block = np.ascontiguousarray((rows if self._together else rows[members]).T)
+            middle = row_medians(block)
             length = middle[AT[STEP]] if middle[AT[STEP]] > 0.0 else middle[AT[WALL]]
-            unit = np.where(of_step, length, middle)
+            unit = np.where(IN_STEPS, length, middle)
             unit[~(unit > 0.0)] = np.nan
-            own = (block - middle[:, None]) / unit[:, None] - self._offset[members].T
-            centre = _medians(own)
-            spread = 1.4826 * _medians(np.abs(own - centre[:, None]))
+            own = block - middle[:, None]
+            own /= unit[:, None]
+            own -= (self._offset if self._together else self._offset[members]).T
+            centre = row_medians(own)
+            own -= centre[:, None]
+            spread = 1.4826 * row_medians(np.abs(own))
             out[number] = middle, unit, centre, np.maximum(spread, config.floor_fraction)
-        return out
+        return out, np.ascontiguousarray(own.T) if self._together else None
 
-    def _own(self, rows: Singles, slot: int) -> tuple[Singles, Singles, Singles]:
+    def _own(self, rows: Singles, known: Singles | None, slot: int) -> tuple[Singles, Singles, Singles]:
         """Distance from the peers less the own offset, and for each rank its peers' spread and unit."""
         statistics = self._of_ranks(self._statistics[slot])
         middle, unit, centre, spread = (statistics[:, index] for index in range(4))
-        return (rows - middle) / unit - self._offset - centre, spread, unit
+        return (rows - middle) / unit - self._offset - centre if known is None else known, spread, unit
 
     def _of_ranks(self, statistics: Singles) -> Singles:
-        """What `_measure` gave for each group, for each rank; NaN for who is in none."""
+        """What `_measure` gave for each group, for each rank; NaN for who is in none. Not to be written to."""
+        if self._together:
+            return np.broadcast_to(statistics[0], (self.count, *statistics.shape[1:]))
         out: Singles = np.full((self.count, *statistics.shape[1:]), np.nan, dtype=np.float32)
         inside = self._group_of >= 0
         out[inside] = statistics[self._group_of[inside]]
@@ -236,9 +251,12 @@ class ManyPeers:
         if not self._mates.any():
             return own, spread
         apart = own - self._cells.others(own)
-        some = apart[self._mates]
-        width = 1.4826 * _medians(np.ascontiguousarray(np.abs(some).T))
+        everyone = bool(self._mates.all())
+        some = apart if everyone else apart[self._mates]
+        width = 1.4826 * row_medians(np.ascontiguousarray(np.abs(some).T))
         least = np.maximum(width, self.config.floor_fraction)
+        if everyone:
+            return apart, np.broadcast_to(least, spread.shape)
         mates = self._mates[:, None]
         return np.where(mates, apart, own), np.where(mates, least, spread)
 
@@ -252,15 +270,12 @@ class ManyPeers:
             "delay": own[:, AT[DELAY]],
         }
 
-    def _is_clean(self, rows: Singles) -> bool:
+    def _is_clean(self, told: StepRows) -> bool:
         """An ordinary step: most ranks have told of it, and it took about as long as the steps before it."""
-        config, state = self.config, self._state
-        told = rows[:, AT[self.metric]]
-        length = rows[:, AT[STEP]][np.isfinite(rows[:, AT[STEP]])]
-        usual = float(np.median(state.lengths)) if state.lengths else None
-        now = float(np.median(length)) if len(length) else None
+        config, state, now = self.config, self._state, told.seconds
+        usual = median(state.lengths) if state.lengths else None
         state.lengths = [*state.lengths[-31:], now] if now is not None else state.lengths
-        if np.isnan(told).mean() > config.missing_max:
+        if np.isnan(told.rows[:, AT[self.metric]]).mean() > config.missing_max:
             return False
         return usual is None or now is None or usual / config.length_max <= now <= usual * config.length_max
 
@@ -280,12 +295,15 @@ class ManyPeers:
         with np.errstate(invalid="ignore"):
             deviations = apart / width
             known = np.isfinite(deviations)
-            self._smooth += np.where(known, deviations - self._smooth, 0.0) / np.float32(config.smooth_steps)
-            slow = np.where(np.abs(self._smooth) > config.smooth_slow, np.float32(0.25), np.float32(1.0))
+            towards = (deviations - self._smooth) / np.float32(config.smooth_steps)
+            np.add(self._smooth, towards, out=self._smooth, where=known)
+            slow = 1.0 - (np.abs(self._smooth) > config.smooth_slow) * np.float32(0.75)
             moved = fast * slow * width * np.sign(apart)
-            self._offset += np.where(known & (np.abs(deviations) <= config.z_freeze), moved, 0.0)
+            near = known & (np.abs(deviations) <= config.z_freeze)
+            np.add(self._offset, moved, out=self._offset, where=near)
             node = own - apart
-            self._offset += np.where(np.abs(node) <= config.z_freeze * spread, still * spread * np.sign(node), 0.0)
+            near = np.abs(node) <= config.z_freeze * spread
+            np.add(self._offset, still * spread * np.sign(node), out=self._offset, where=near)
         state.rows += 1
         due = state.rows in config.odd_tests or (config.odd_every and state.rows % config.odd_every == 0)
         if due and state.rows > config.capped_steps:
@@ -294,19 +312,19 @@ class ManyPeers:
     def _begin(self, matrix: StepMatrix) -> None:
         """The first offsets: medians of the first clean steps, none beyond a cap, so that a bad rank stays visible."""
         config, state = self.config, self._state
-        stack = [rows for step in state.clean if (rows := self._rows(matrix, step)) is not None]
+        stack = [told.rows for step in state.clean if (told := rows_of(matrix, step)) is not None]
         if len(stack) < config.first_steps:
             return
         self._offset[:] = 0.0
         apart = np.full((len(stack), self.count, len(COLUMNS)), np.nan, dtype=np.float32)
         for index, rows in enumerate(stack):
-            statistics = self._of_ranks(self._measure(rows))
+            statistics = self._of_ranks(self._measure(rows)[0])
             apart[index] = (rows - statistics[:, 0]) / statistics[:, 1]
         flat = np.ascontiguousarray(apart.reshape(len(stack), -1).T)
-        learned = _medians(flat).reshape(self.count, len(COLUMNS))
+        learned = row_medians(flat).reshape(self.count, len(COLUMNS))
         for members in self._groups:
             block = learned[members]
-            spread = 1.4826 * _medians(np.abs(block - _medians(np.ascontiguousarray(block.T))).T)
+            spread = 1.4826 * row_medians(np.abs(block - row_medians(np.ascontiguousarray(block.T))).T)
             cap = np.maximum(config.cap_floors * config.floor_fraction, 3.0 * np.nan_to_num(spread))
             self._offset[members] = np.nan_to_num(np.clip(block, -cap, cap))
         self._first = np.nan_to_num(learned[:, AT[self.metric]])
@@ -322,19 +340,31 @@ class ManyPeers:
         always = np.where(self._mates, always - self._cells.middles(always[:, None])[self._cells.of_rank, 0], always)
         limit = config.odd_stretch * NormalDist().inv_cdf(1.0 - config.odd_chance / max(1, self.count))
         for members in self._groups:
-            apart = always[members] - _median(always[members])
-            usual = max(1.4826 * _median(np.abs(apart)), config.floor_fraction)
+            apart = always[members] - finite_median(always[members])
+            usual = max(1.4826 * finite_median(np.abs(apart)), config.floor_fraction)
             for rank in members[np.flatnonzero((apart > limit * usual) & (apart > config.odd_min))].tolist():
                 self._offset[rank, column] = 0.0
                 if self._first[rank] > config.odd_min / 2 and rank not in self._state.odd:
                     self._state.odd.append(rank)
 
 
+def rows_of(matrix: StepMatrix, step: int) -> StepRows | None:
+    """One step; None where the matrix no longer has it."""
+    told = matrix.rows(step)
+    if told is None:
+        return None
+    rows: Singles = np.empty((len(told), len(COLUMNS)), dtype=np.float32)
+    rows[:, :-1] = told
+    rows[:, -1] = told[:, AT[WALL]] + told[:, AT[DATA]] + told[:, AT[WAIT]]
+    seconds = finite_median(rows[:, AT[STEP]])
+    return StepRows(rows, seconds if math.isfinite(seconds) else None)
+
+
 def far_out(excess: dict[str, Singles], spreads: float, least: float) -> dict[str, Singles]:
     """Before offsets are known only what is far beyond the spread of all values counts."""
     out = {}
     for name, values in excess.items():
-        spread = 1.4826 * _median(np.abs(values - _median(values)))
+        spread = 1.4826 * finite_median(np.abs(values - finite_median(values)))
         with np.errstate(invalid="ignore"):
             far = (values > spreads * spread) & (values > least)
             out[name] = np.where(far, values, np.minimum(values, 0.0))
@@ -345,29 +375,3 @@ def _worth(excess: Singles, unit: Singles, seconds_min: float) -> Singles:
     """An excess of fewer seconds than timers can tell, or than a person would care for, is none."""
     with np.errstate(invalid="ignore"):
         return np.where(excess * unit < seconds_min, np.minimum(excess, 0.0), excess)
-
-
-def _medians(block: npt.NDArray[Any]) -> Singles:
-    """Median of each row without its NaN; NaN for a row that has nothing else."""
-    rows, count = block.shape
-    missing = np.isnan(block).sum(axis=1)
-    out: Singles = np.full(rows, np.nan, dtype=np.float32)
-    whole: Bools = missing == 0
-    if count and whole.any():
-        lower, upper = (count - 1) // 2, count // 2
-        parted = np.partition(block if whole.all() else block[whole], (lower, upper), axis=1)
-        out[whole] = (parted[:, lower] + parted[:, upper]) / 2
-    for told in np.unique(missing[~whole]):
-        if told == count:
-            continue
-        some = missing == told
-        left = count - int(told)
-        lower, upper = (left - 1) // 2, left // 2  # NaN sorts behind everything
-        parted = np.partition(block[some], (lower, upper), axis=1)
-        out[some] = (parted[:, lower] + parted[:, upper]) / 2
-    return out
-
-
-def _median(values: npt.NDArray[Any]) -> float:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else float("nan")

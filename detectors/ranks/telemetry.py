@@ -24,6 +24,7 @@ from ingest.events import Message, NodeHeartbeat
 Shorts = npt.NDArray[np.int16]
 Bools = npt.NDArray[np.bool_]
 NAMES_MAX = 4
+LONGEST = np.int16(np.iinfo(np.int16).max - 2)  # one step more can still be counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,10 @@ class TelemetryChannel:
         state.step, state.at = step, at
         state.steps = [*state.steps[-(self.config.steps_max - 1) :], step]
         self._known += there & (self._known < self.config.known_steps)
-        self._missing = np.where(there, 0, np.minimum(self._missing + 1, np.iinfo(np.int16).max - 1)).astype(np.int16)
-        self._since = np.where(there, np.nan, np.where(np.isnan(self._since), at, self._since))
+        np.minimum(self._missing, LONGEST, out=self._missing)
+        self._missing += 1
+        self._missing[there], self._since[there] = 0, np.nan
+        self._since[~there & np.isnan(self._since)] = at
 
     def look(self, now: float, roster: Roster) -> list[Told]:
         """Gaps that begin and end, once for each closed step."""

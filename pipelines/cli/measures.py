@@ -7,6 +7,7 @@ import typer
 from pipelines.cli.bench_ckpt import ckpt
 from pipelines.cli.bench_e2e import e2e
 from pipelines.cli.bench_recovery import recovery
+from pipelines.cli.bench_replay import replay
 from pipelines.cli.options import JsonFile
 
 bench = typer.Typer(help="Measure a room; figures go to --json FILE.", no_args_is_help=True)
@@ -39,3 +40,4 @@ def detect(json_file: JsonFile = None) -> None:
 bench.command("ckpt")(ckpt)
 bench.command("recovery")(recovery)
 bench.command("e2e")(e2e)
+bench.command("replay")(replay)
