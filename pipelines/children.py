@@ -15,6 +15,7 @@ from pipelines.errors import StatedError
 from pipelines.own_process import PARENT_VARIABLE
 
 STOP_SECONDS_MAX = 15.0
+ENGINE_STOP_SECONDS_MAX = 130.0  # a checkpoint engine writes what its memory holds: disk and object store, 60 s each
 LOG_TAIL_BYTES_MAX = 4_000
 QUIET_SECONDS = 60.0  # a process that has lived so long has done nothing wrong yet
 REVIVE_SECONDS_MAX = 30.0
@@ -39,6 +40,7 @@ class Child:
     started_at: float = 0.0  # by the monotonic clock
     falls: int = 0  # in a row, each after a short life
     again_at: float | None = None  # when it is started again
+    stop_seconds_max: float = STOP_SECONDS_MAX  # after SIGTERM, before SIGKILL
 
     def last_words(self) -> str:
         """What it said at its end: the one sentence of a known error, or else the end of its log."""
@@ -57,12 +59,22 @@ class Children:
         log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def start(
-        self, name: str, command: Sequence[str], *, environ: Mapping[str, str] | None = None, show: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environ: Mapping[str, str] | None = None,
+        show: bool = False,
+        stop_seconds_max: float = STOP_SECONDS_MAX,
     ) -> Child:
-        """Start `command`; its output goes to `logs/<name>.log`, or (show) to ours."""
+        """Start `command`; its output goes to `logs/<name>.log`, or (show) to ours. `stop_seconds_max`: how long it
+        may take to end when it is told to, before it is killed."""
         log = self._log_folder / f"{name}.log"
         log_start, process = self._spawn(log, command, environ, show=show)
-        child = Child(name, process, log, tuple(command), log_start, environ, show, self._clock.monotonic())
+        now = self._clock.monotonic()
+        child = Child(
+            name, process, log, tuple(command), log_start, environ, show, now, stop_seconds_max=stop_seconds_max
+        )  # fmt: skip
         self._children.append(child)
         return child
 
@@ -125,15 +137,15 @@ class Children:
         return {child.name: child.process.pid for child in self._children if child.process.poll() is None}
 
     def stop(self, name: str | None = None, number: int = signal.SIGTERM) -> None:
-        """Stop one or all: `number`, then SIGKILL after a bounded while; newest first."""
+        """Stop one or all: `number`, then SIGKILL after as long as each may take; newest first."""
         chosen = [child for child in reversed(self._children) if name is None or child.name == name]
         for child in chosen:
             if child.process.poll() is None:
                 child.process.send_signal(number)
-        deadline = self._clock.monotonic() + STOP_SECONDS_MAX
+        told_at = self._clock.monotonic()
         for child in chosen:
             try:
-                child.process.wait(max(0.1, deadline - self._clock.monotonic()))
+                child.process.wait(max(0.1, told_at + child.stop_seconds_max - self._clock.monotonic()))
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ingest.clock import Clock
-from pipelines.children import Children
+from pipelines.children import ENGINE_STOP_SECONDS_MAX, Children
 from pipelines.errors import StatedError
 from pipelines.launcher_key import needed_key
 from pipelines.open_bus import own_command
@@ -85,7 +85,7 @@ def run_node(
     """
     with Children(places.logs, clock) as children:
         engine = own_command("ckpt", "serve", "--job", job, "--node", node, *arguments)
-        children.start(f"{job}-{node}-ckpt", engine, environ=environ)
+        children.start(f"{job}-{node}-ckpt", engine, environ=environ, stop_seconds_max=ENGINE_STOP_SECONDS_MAX)
         command = own_command("launcher", "--job", job, "--node", node, *launcher_arguments, *arguments)
         launcher = children.start(f"{job}-{node}", command, environ=environ, show=True)
         while not stop.wait(LOOK_SECONDS):

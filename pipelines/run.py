@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 
 from ingest.clock import Clock
-from pipelines.children import Child, Children
+from pipelines.children import ENGINE_STOP_SECONDS_MAX, Child, Children
 from pipelines.errors import StatedError
 from pipelines.launcher_key import make_token
 from pipelines.open_bus import own_command
@@ -129,7 +129,7 @@ class JobRun:
         if self._options.checkpoints:
             for node in names:
                 command = own_command("ckpt", "serve", "--job", job, "--node", node, *given)
-                children.start(f"{job}-{node}-ckpt", command, environ=environ)
+                children.start(f"{job}-{node}-ckpt", command, environ=environ, stop_seconds_max=ENGINE_STOP_SECONDS_MAX)
         return [
             children.start(
                 f"{job}-{node}",

@@ -10,6 +10,7 @@ import pytest
 from ingest.clock import ManualClock
 from pipelines.children import Child, Children
 from pipelines.places import Places
+from tests.ckpt_lab import eventually
 
 
 @pytest.fixture
@@ -49,6 +50,26 @@ def test_a_child_that_ended_is_started_again_as_it_was_and_waits_longer_after_ea
     assert child.log.read_text() == "as it was\n" * 6
     assert other.process.poll() == 0
     children.stop()
+
+
+def test_who_needs_longer_to_end_well_is_given_it_and_others_are_killed(tmp_path: Path, clock: ManualClock) -> None:
+    """Both would take a while; on their clock no time passes but that which they are allowed."""
+    children = Children(tmp_path / "logs", clock)
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.0), print('written'), sys.exit(0)))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(60)\n"
+    )
+    started = [
+        children.start(name, [sys.executable, "-c", program], stop_seconds_max=seconds)
+        for name, seconds in (("patient", 60.0), ("hasty", 0.0))
+    ]
+    for child in started:
+        eventually(lambda child=child: "up" in child.log.read_text(), "its start")  # type: ignore[misc]
+    children.stop()
+    assert [child.process.returncode for child in started] == [0, -9]
+    assert "written" in started[0].log.read_text()
 
 
 def test_a_long_life_wipes_out_earlier_falls(tmp_path: Path, clock: ManualClock) -> None:
