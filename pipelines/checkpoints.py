@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from random import Random
 
 from ckpt_engine.admin import EngineAdmin
@@ -14,7 +16,7 @@ from ckpt_engine.counters import gauge, merged
 from ckpt_engine.engine import Engine, EngineConfig
 from ckpt_engine.errors import EngineUnavailable
 from ckpt_engine.event import EngineEvent
-from ckpt_engine.manifest import complete_steps, rejection_of
+from ckpt_engine.manifest import MANIFEST, complete_steps, rejection_of, step_folder
 from ckpt_engine.rejection import Rejection, add_rejection
 from ckpt_engine.status import EngineStatus, newest_agreed
 from ckpt_engine.storage import Storage
@@ -26,6 +28,7 @@ from ingest.events import CheckpointEvent
 from pipelines.backends import JobBackends
 from pipelines.own_process import raise_open_files_max
 from pipelines.places import Places
+from pipelines.proving import SavedStep
 from pipelines.ring import ring_of
 from pipelines.run import node_names, nodes_of, read_job
 from pipelines.settings import Settings
@@ -146,9 +149,11 @@ class EngineCatalog:
             except EngineUnavailable:
                 continue
             return
-        directory = self._places.checkpoints(job)
-        if rejection_of(directory, step, attempt) is None:
-            add_verification(directory, Verification(step, attempt, reason), Storage(), "recovery")
+        mark_in_folder(self._places.checkpoints(job), step, attempt, reason)
+
+    def saved_steps(self, job: str) -> list[SavedStep]:
+        """See `MarkingCatalog`."""
+        return saved_in_folder(self._places.checkpoints(job))
 
     def statuses(self, job: str) -> list[EngineStatus]:
         """What the engines that answer hold."""
@@ -217,6 +222,22 @@ def _through_launcher(backend: ScheduledBackend, job: str, node: str) -> EngineA
             raise EngineUnavailable(str(error)) from error
 
     return EngineAdmin(node, ADMIN_SECONDS_MAX, relay)
+
+
+def saved_in_folder(directory: Path) -> list[SavedStep]:
+    """The steps that a restart could load from a checkpoint folder, ascending, and when each became complete."""
+    saved = []
+    for record in complete_steps(directory):
+        with contextlib.suppress(FileNotFoundError):  # retention was quicker
+            saved_at = (step_folder(directory, record.step) / MANIFEST).stat().st_mtime
+            saved.append(SavedStep(record.step, record.attempt, saved_at))
+    return saved
+
+
+def mark_in_folder(directory: Path, step: int, attempt: int, reason: str) -> None:
+    """Say that training has proved a step good, where no engine does it. What is rejected stays rejected."""
+    if rejection_of(directory, step, attempt) is None:
+        add_verification(directory, Verification(step, attempt, reason), Storage(), "recovery")
 
 
 def _drained(admin: EngineAdmin, timeout_seconds: float) -> Drained:

@@ -215,6 +215,9 @@ class CheckpointSettings(_Section):
     keeper_seconds: float = Field(
         600.0, ge=0.0, description="memory of an engine that died is held so long for the next one; 0: no keeper"
     )
+    proved_seconds: float = Field(
+        600.0, ge=0.0, description="of training after a checkpoint, without an incident, mark it as verified; 0: never"
+    )
     disk: DiskSettings = DiskSettings()
     objects: ObjectsSettings = ObjectsSettings()
     ring: RingSettings = RingSettings()
