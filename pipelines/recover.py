@@ -14,6 +14,7 @@ from pipelines.backends import JobBackends
 from pipelines.checkpoints import EngineCatalog
 from pipelines.own_process import tell
 from pipelines.places import Places
+from pipelines.proving import Proving
 from pipelines.room_configs import policy_config
 from pipelines.settings import Settings
 from recovery.action import RECOVERY_TYPES, Command
@@ -57,10 +58,12 @@ class Recover:
         self._store = RecoveryStore(places.recovery_store)
         workers: ThreadWorkers[Result] = ThreadWorkers()
         backend = JobBackends(settings, places, clock, random)
+        catalog = EngineCatalog(places, backend.of)
         self._controller = Controller(
-            self._store, backend, EngineCatalog(places, backend.of), policy_config(settings), random, workers,
+            self._store, backend, catalog, policy_config(settings), random, workers,
             jobs=lambda: open_jobs(places), lease=lease,
         )  # fmt: skip
+        self._proving = Proving(catalog, settings.checkpoint.proved_seconds, lambda: self._quiet_jobs(places))
         self._ready.unlink(missing_ok=True)
 
     def run(self, stop: Event) -> None:
@@ -78,12 +81,19 @@ class Recover:
                     stop.wait(RETRY_SECONDS)
                 self._controller.tick(self._clock.now())
                 self._publish(producer)
+                self._proving.tick(self._clock.now())
         finally:
+            self._proving.close()
             self._ready.unlink(missing_ok=True)
             consumer.close()
             producer.close()
             self._bus.close()
             self._store.close()
+
+    def _quiet_jobs(self, places: Places) -> list[str]:
+        """Jobs that are not over and have no open incident."""
+        troubled = {incident.job for incident in self._store.unfinished()}
+        return [job for job in open_jobs(places) if job not in troubled]
 
     def _read(self, consumer: Consumer, producer: Producer) -> None:
         records = consumer.poll(RECORDS_MAX, POLL_SECONDS if self._controller.idle() else BUSY_POLL_SECONDS)
