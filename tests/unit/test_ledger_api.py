@@ -199,6 +199,17 @@ def test_a_command_is_on_the_bus_before_the_answer(house: House) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("verb", ["hold", "resume", "abort", "unexclude"])
+def test_a_command_to_a_job_needs_no_incident(house: House, verb: str) -> None:
+    consumer = house.bus.consumer(f"job-{verb}", ("commands",), start="latest")
+    consumer.poll(10, 0.0)
+    house.client.post_command(CommandRequest(verb=verb, job=JOB, author="ada", node="n0", note="why"))
+    (record,) = consumer.poll(10, 0.0)
+    consumer.close()
+    sent = CODEC.decode(record.headers, record.value)
+    assert (sent.verb, sent.job, sent.incident_id, sent.node, sent.author) == (verb, JOB, "", "n0", "ada")
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [
@@ -210,6 +221,8 @@ def test_a_command_is_on_the_bus_before_the_answer(house: House) -> None:
         ({"verb": "mute"}, 422, "until"),
         ({"verb": "mute", "until": 1000.0}, 422, "time to come"),
         ({"verb": "destroy"}, 422, "not a command"),
+        ({"verb": "hold", "job": "nobody"}, 404, "no job"),
+        ({"verb": "unexclude", "job": JOB}, 422, "node"),
         ({"unknown": 1}, 422, "unknown"),
         ({"note": "n" * 5_000}, 422, "shorten"),
         ({"note": "n" * 70_000}, 413, "at most"),

@@ -9,7 +9,7 @@ import pytest
 from recovery.action import Incident
 from recovery.lease import ControllerRuns, is_held
 from recovery.store import Fenced, RecoveryStore, StoreError
-from recovery.store_schema import AttemptRow, Place
+from recovery.store_schema import SCHEMA_STEPS, AttemptRow, Place
 from tests.recovery_world import JOB, verdict
 
 
@@ -85,6 +85,49 @@ def test_a_controller_that_lost_its_lease_unnoticed_writes_nothing_more(tmp_path
     with pytest.raises(Fenced, match="a newer recovery"), old.transaction():
         old.append(message(1))
     assert new.waiting(10) == []
+
+
+def test_a_file_of_the_first_version_is_brought_to_this_one_and_keeps_what_it_knew(tmp_path: Path) -> None:
+    path = tmp_path / "recovery.sqlite"
+    with sqlite3.connect(path) as old:
+        old.executescript(SCHEMA_STEPS[0])
+        old.execute("INSERT INTO meta VALUES ('epoch', 7)")
+        old.execute("INSERT INTO attempts VALUES ('j', 2, 't', 5.0, 6.0, 40, '[[0,\"n0\"]]')")
+        old.execute("INSERT INTO jobs VALUES ('j', '', '', 41, '{\"hang\":1}', 0)")
+        old.execute("INSERT INTO exclusions VALUES ('j', 'n1', 1000.0, 'v')")
+        old.execute(
+            "INSERT INTO intents VALUES ('a', 'v', 'j', 1, 'starting', 5.0, 't', 2, 40, 'memory', '[\"n1\"]', '')"
+        )
+        old.execute("PRAGMA user_version=1")
+    old.close()
+    for epoch in (8, 9):
+        store = RecoveryStore(path)
+        assert store.epoch == epoch
+        (attempt,) = store.attempts("j")
+        assert (attempt.attempt, attempt.resume_step, attempt.budget, attempt.places[0].node) == (2, 40, "infra", "n0")
+        assert (store.job("j").furthest_step, store.job("j").no_progress, store.job("j").held) == (41, {"hang": 1}, "")
+        assert store.excluded("j", 2000.0) == ("n1",)
+        assert store.excluded("j", 90_000.0) == ()
+        assert store.released("j", 90_000.0) == ("n1",), "the backend was told of it, and is told of its end"
+        assert store.quarantines("j", "n1") == 1
+        assert store.intents()[0].excluded == ("n1",)
+        store.close()
+
+
+def test_a_migration_that_is_cut_off_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "recovery.sqlite"
+    with sqlite3.connect(path) as old:
+        old.executescript(SCHEMA_STEPS[0])
+        old.execute("INSERT INTO meta VALUES ('epoch', 0)")
+        old.execute("PRAGMA user_version=1")
+    old.close()
+    with monkeypatch.context() as patched:
+        half = SCHEMA_STEPS[1][: len(SCHEMA_STEPS[1]) // 2].rpartition(";\n")[0]
+        patched.setattr("recovery.store_file.SCHEMA_STEPS", (SCHEMA_STEPS[0], half + ";\nNOT SQL"))
+        with pytest.raises(StoreError, match="cannot be relied on"):
+            RecoveryStore(path)
+    store = RecoveryStore(path)
+    assert store.excluded("j", 0.0) == ()
 
 
 def test_an_unknown_schema_version_is_refused(tmp_path: Path) -> None:
