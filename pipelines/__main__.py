@@ -19,6 +19,7 @@ from pipelines.cli import (
     measures,
     reads,
     recovery,
+    run,
     services,
     simulation,
 )
@@ -41,7 +42,7 @@ app = typer.Typer(
 app.command(rich_help_panel="Try it")(jobs.demo)
 app.command(rich_help_panel="Try it")(diagnose.diagnose)
 app.command(rich_help_panel="Try it")(machine.doctor)
-app.command(rich_help_panel="Train", context_settings=jobs.PASS_THROUGH)(jobs.run)
+app.command(rich_help_panel="Train", context_settings=run.PASS_THROUGH)(run.run)
 app.command(rich_help_panel="Train")(services.attend)
 app.command(rich_help_panel="Train")(jobs.inject)
 app.command(rich_help_panel="Services")(services.up)

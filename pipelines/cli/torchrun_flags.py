@@ -55,9 +55,20 @@ def refuse_more_machines(nnodes: str) -> None:
         )
 
 
-def whole_nodes(nnodes: str) -> int:
-    """How many nodes a scheduler is asked for. Raises FlagRefused for a range: a job has one size, and spares."""
-    low, _, high = nnodes.partition(":")
-    if not low.isdecimal() or (high and high != low) or int(low) < 1:
-        raise FlagRefused(f"--nnodes {nnodes} is not a number of nodes; give one number, and --spares for more nodes")
-    return int(low)
+def node_counts(backend: str, nnodes: str, virtual_nodes: int, min_nodes: int) -> tuple[int, int]:
+    """How many nodes a job has, and on how few it may go on (0: on no fewer). Raises FlagRefused.
+
+    On this machine `--virtual-nodes` says it, with a scheduler `--nnodes N` or, as torchrun has it, `MIN:MAX`.
+    """
+    nodes = virtual_nodes
+    if backend == "local":
+        refuse_more_machines(nnodes)
+    else:
+        low, _, high = nnodes.partition(":")
+        if not (low.isdecimal() and (high or low).isdecimal()) or not 0 < int(low) <= int(high or low):
+            raise FlagRefused(f"--nnodes {nnodes} is no number of nodes; give N, or MIN:MAX")
+        nodes = int(high or low)
+        min_nodes = min_nodes or (int(low) if int(low) < nodes else 0)
+    if min_nodes > nodes:
+        raise FlagRefused(f"--min-nodes {min_nodes} is more than the job's {nodes} nodes; give a smaller number")
+    return nodes, min_nodes

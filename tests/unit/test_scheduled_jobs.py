@@ -13,7 +13,7 @@ import pytest
 from ingest.clock import SystemClock
 from pipelines.attend import Attendance
 from pipelines.backends import BackendRefused, JobBackends, backend_names, over_launchers, submit
-from pipelines.cli.torchrun_flags import FlagRefused, whole_nodes
+from pipelines.cli.torchrun_flags import FlagRefused, node_counts
 from pipelines.launcher_key import KeyRefused, key_of, make_token, needed_key
 from pipelines.node import NodeRefused, listen_of, own_node, take_registration
 from pipelines.places import NameRefused, Places
@@ -163,15 +163,25 @@ def test_what_a_backend_cannot_do_is_said(places: Places) -> None:
     assert over_launchers(local) is local
 
 
-@pytest.mark.parametrize(("text", "nodes"), [("1", 1), ("16", 16), ("4:4", 4)])
-def test_a_scheduler_is_asked_for_a_number_of_nodes(text: str, nodes: int) -> None:
-    assert whole_nodes(text) == nodes
+@pytest.mark.parametrize(("text", "counts"), [("1", (1, 0)), ("16", (16, 0)), ("4:4", (4, 0)), ("6:8", (8, 6))])
+def test_a_scheduler_is_asked_for_so_many_nodes_and_the_job_may_go_on_with_fewer(
+    text: str, counts: tuple[int, int]
+) -> None:
+    assert node_counts("slurm", text, 1, 0) == counts
 
 
-@pytest.mark.parametrize("text", ["0", "2:4", "many", "-1", ""])
-def test_a_range_of_nodes_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["0", "4:2", "many", "-1", "", ":", "x:2"])
+def test_what_is_no_number_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(FlagRefused):
-        whole_nodes(text)
+        node_counts("slurm", text, 1, 0)
+
+
+def test_on_this_machine_nodes_are_virtual_and_no_more_are_the_fewest() -> None:
+    assert node_counts("local", "1", 4, 3) == (4, 3)
+    with pytest.raises(FlagRefused, match="--virtual-nodes"):
+        node_counts("local", "2", 1, 0)
+    with pytest.raises(FlagRefused, match="more than the job's 4"):
+        node_counts("local", "1", 4, 5)
 
 
 class Attended:
