@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -10,7 +11,13 @@ from ckpt_engine.manifest import complete_steps
 from ckpt_engine.rejection import Rejection, add_rejection
 from ckpt_engine.storage import Storage
 from ckpt_engine.verification import read_verifications
+from ingest.clock import ManualClock
+from ingest.memory_bus import MemoryBus
+from pipelines.checkpoints import mark_in_folder, saved_in_folder
+from pipelines.places import Places
 from pipelines.proving import Proving, SavedStep, proved
+from pipelines.recover import Recover
+from pipelines.settings import Settings
 from tests.ckpt_lab import eventually, put_step
 
 
@@ -81,8 +88,6 @@ def test_0_seconds_is_never() -> None:
 
 
 def test_a_real_folder_is_marked_and_what_is_rejected_is_not(tmp_path: Path) -> None:
-    from pipelines.checkpoints import mark_in_folder, saved_in_folder
-
     for step in (10, 20, 30):
         put_step(tmp_path, step)
     saved = saved_in_folder(tmp_path)
@@ -95,3 +100,17 @@ def test_a_real_folder_is_marked_and_what_is_rejected_is_not(tmp_path: Path) -> 
     assert [one.step for one in saved_in_folder(tmp_path)] == [10] == [one.step for one in complete_steps(tmp_path)]
     mark_in_folder(tmp_path, 30, 1, "why")
     assert len(read_verifications(tmp_path)) == 1
+
+
+def test_recover_leaves_out_jobs_that_are_over_or_in_trouble(tmp_path: Path) -> None:
+    places, clock = Places(tmp_path, tmp_path), ManualClock(1000.0)
+    for job in ("quiet", "over", "troubled"):
+        (places.jobs / job).mkdir(parents=True)
+        (places.jobs / job / "job.json").write_text("{}")
+    (places.jobs / "over" / "outcome.json").write_text("{}")
+    recover = Recover(Settings(state_dir=tmp_path), places, MemoryBus(clock=clock), clock, Random(0))
+    with recover._store.transaction():
+        recover._store.open_incident("troubled/1/x", "troubled", 1, clock.now())
+    assert recover._quiet_jobs(places) == ["quiet"]
+    recover._proving.close()
+    recover._store.close()
