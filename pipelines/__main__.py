@@ -67,7 +67,7 @@ app.add_typer(measures.bench, name="bench", rich_help_panel="Measure")
 app.command(rich_help_panel="Measure")(evaluate.evaluate)
 app.command(rich_help_panel="Measure")(fit.fit)
 app.command(rich_help_panel="Measure")(corpus.record_faults)
-app.command(rich_help_panel="Measure")(simulation.simulate)
+app.add_typer(simulation.simulate, name="simulate", rich_help_panel="Measure")
 
 
 def main() -> None:

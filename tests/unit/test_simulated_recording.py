@@ -61,7 +61,8 @@ def test_a_written_recording_reads_back_with_its_labels(tmp_path: Path) -> None:
 
 def test_the_command_writes_a_recording_and_refuses_in_one_sentence(tmp_path: Path) -> None:
     told = tmp_path / "labels.json"
-    arguments = ["simulate", str(tmp_path / "run"), "--ranks", "8", "--steps", "12", "--stages", "1", "--seed", "1"]
+    arguments = ["simulate", "telemetry", str(tmp_path / "run"), "--ranks", "8", "--steps", "12", "--stages", "1"]
+    arguments += ["--seed", "1"]
     arguments += ["--noise", str(CLEAN), "--fault", "straggler:rank=5,at=5,steps=3,severity=0.2", "--json", str(told)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
