@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recovery.allocation import JobRecords
-from recovery.backend import NodeView, Observation, RankView
+from recovery.backend import NodeView, Observation, RankView, Unavailable
+from recovery.launcher.job_files import BrokenJobFile
 from recovery.launcher.protocol import JobEnd, JobSpec, LauncherState, Placement, Reply
 
 Phase = Literal["starting", "running", "failed", "stopped", "finished"]
@@ -24,11 +25,14 @@ class Written:
 
     @classmethod
     def of(cls, records: JobRecords) -> Written | None:
-        """None where there is no such job."""
-        spec = records.spec()
-        if spec is None:
-            return None
-        return cls(spec, records.placement(), records.excluded(), records.end())
+        """None where there is no such job. Raises Unavailable where they cannot be read."""
+        try:
+            spec = records.spec()
+            if spec is None:
+                return None
+            return cls(spec, records.placement(), records.excluded(), records.end())
+        except BrokenJobFile as error:
+            raise Unavailable(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

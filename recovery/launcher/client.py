@@ -88,8 +88,8 @@ def _ask_unix(path: str, request: Request, timeout_seconds: float, lines: _Lines
 def _ask_tcp(where: TcpAddress, request: Request, key: JobKey, node: str, lines: _Lines) -> Reply:
     try:
         connection = socket.create_connection((where.host or "localhost", where.port), lines.left_seconds())
-    except OSError as error:
-        raise LauncherUnreachable(f"no launcher answers at {where} ({error.strerror or error})") from error
+    except (OSError, UnicodeError) as error:  # the latter for a name that can be no host's
+        raise LauncherUnreachable(f"no launcher answers at {where} ({_why(error)})") from error
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end = AskerEnd(key)
@@ -105,6 +105,10 @@ def _ask_tcp(where: TcpAddress, request: Request, key: JobKey, node: str, lines:
             return decode_reply(seals.open(lines.read(connection, REPLY_BYTES_MAX + PROOF_BYTES)))
         except (OSError, ValueError, EOFError, NotProved) as error:
             raise _silent(str(where), error) from error
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _silent(where: str, error: Exception) -> LauncherSilent:

@@ -69,9 +69,10 @@ def listen_tcp(host: str, port: int) -> socket.socket:
             both = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if both else socket.AF_INET
             listener = socket.create_server(("", port), family=family, backlog=CONNECTIONS_MAX, dualstack_ipv6=both)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a name that can be no host's
         where = f"{host or 'any address'}, port {port}"
-        raise CannotListen(f"a launcher cannot listen on {where} ({error.strerror or error})") from error
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise CannotListen(f"a launcher cannot listen on {where} ({why})") from error
     listener.setblocking(False)
     return listener
 

@@ -31,7 +31,7 @@ class EngineQuestion:
         self._socket.setblocking(False)
         try:
             self._socket.connect(path)
-            self._socket.send(packet.encode())
+            self._socket.send(packet.encode("utf-8", "replace"))
         except OSError as error:
             self._socket.close()
             raise EngineSilent(f"the checkpoint engine at {path} does not answer ({error.strerror})") from error

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from recovery.backend import Conflict
+from recovery.backend import Conflict, Unavailable
 
 from .protocol import Excluded, JobEnd, JobSpec, NodeFile, Placement
 
@@ -85,10 +85,16 @@ class JobFiles:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One writer at a time, also from other machines where the file system has locks; ends with the process."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unavailable(f"{self.folder} cannot be written ({error.strerror}); make room or mount it") from error
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                raise Unavailable(f"{self.folder} cannot be locked ({error.strerror}); mount it with locks") from error
             yield
         finally:
             os.close(lock)

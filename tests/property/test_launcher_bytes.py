@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
+import tempfile
 import threading
 
 import msgspec
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from ingest.clock import SystemClock
 from recovery.launcher.address import parse_address
 from recovery.launcher.client import LauncherSilent, LauncherUnreachable, ask
+from recovery.launcher.engine_question import EngineQuestion, EngineSilent
 from recovery.launcher.proof import AskerEnd, LauncherEnd, NotProved, Seals
 from recovery.launcher.protocol import Observe
 from tests.simulated_launchers import key
@@ -76,3 +79,31 @@ def test_what_answers_at_an_address_may_say_anything(raw: bytes) -> None:
             pass
         finally:
             thread.join()
+
+
+@given(st.one_of(st.text(max_size=100), st.dictionaries(st.text(max_size=4), st.integers()).map(json.dumps)))
+def test_a_question_to_an_engine_may_be_anything(packet: str) -> None:
+    with contextlib.suppress(EngineSilent):
+        EngineQuestion("/nowhere/engine.sock", packet, 1.0, SystemClock())
+        raise AssertionError("there is no engine")
+
+
+@FEW
+@given(st.binary(max_size=300))
+def test_an_engine_may_answer_anything(raw: bytes) -> None:
+    with tempfile.TemporaryDirectory(prefix="eng-") as folder:
+        path = f"{folder}/e.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(path)
+            listener.listen()
+            question = EngineQuestion(path, '{"op":"status"}', 10.0, SystemClock())
+            assert question.look() is None
+            peer, _ = listener.accept()
+            with peer:
+                assert peer.recv(100) == b'{"op":"status"}'
+                if raw:
+                    peer.send(raw)
+            try:
+                assert question.look() == raw.decode("utf-8", "replace")
+            except EngineSilent:
+                assert not raw

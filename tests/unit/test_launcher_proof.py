@@ -147,6 +147,13 @@ def test_an_address_that_is_taken_is_said_in_a_sentence() -> None:
         listen_tcp("127.0.0.1", taken.getsockname()[1])
 
 
+def test_a_host_that_can_be_none_is_said_on_both_sides() -> None:
+    with pytest.raises(CannotListen):
+        listen_tcp("x" * 70, 0)
+    with pytest.raises(LauncherUnreachable):
+        ask(f"tcp:{'x' * 70}:80", Observe(), timeout_seconds=5, clock=CLOCK, key=key())
+
+
 def test_addresses_are_read_as_they_are_written() -> None:
     assert parse_address("unix:/run/a.sock") == "/run/a.sock"
     assert parse_address("tcp:n1:80") == TcpAddress("n1", 80)
