@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
+import socket
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -104,10 +106,10 @@ def test_a_job_runs_on_its_hosts_gets_others_and_finishes(commands: Commands, si
     seen = until(started, "attempt 2 on other hosts")
     assert {rank.node for rank in seen.ranks} == {"h3", "h4"}
     until(lambda: len(list(folder.glob("attempt-2-*.json"))) == 4, "all ranks of attempt 2")
-    for file in folder.glob("attempt-*.json"):
-        text = file.read_text()
-        assert '"WORLD_SIZE": "4"' in text
-        assert '"secrets": []' in text
+    told = [json.loads(file.read_text()) for file in folder.glob("attempt-*.json")]
+    assert {(words["WORLD_SIZE"], words["MASTER_ADDR"]) for words in told} == {("4", socket.gethostname())}
+    assert len({words["MASTER_PORT"] for words in told if words["TRANSOM_ATTEMPT"] == "2"}) == 1
+    assert not any(words["secrets"] for words in told)
 
     (folder / "enough").touch()
     said = commands.end(front)
