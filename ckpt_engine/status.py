@@ -45,7 +45,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgreedStep:
-    """A step that every rank can load, and from where: memory, memory+peer, peer, memory+disk, or disk."""
+    """A step that every rank can load, and from where: memory, memory+peer, peer, memory+disk, disk or object."""
 
     step: int
     attempt: int
@@ -57,12 +57,14 @@ def newest_agreed(
     disk: Sequence[StepRecord],
     places: Sequence[tuple[int, str]],
     before_step: int | None = None,
+    objects: Sequence[StepRecord] = (),
 ) -> AgreedStep | None:
     """The newest step below `before_step` that each (rank, node) of `places` can load, all of one attempt.
 
-    Two attempts may both have saved a step with the same number; a mixture of them is no checkpoint. `disk`
-    is `complete_steps(directory)`. Where the ring is on, a rank can load what any of its engines holds. What another
-    number of ranks saved counts where all of it can be had, because each rank then cuts its own part.
+    Two attempts may both have saved a step with the same number; a mixture of them is no checkpoint. `disk` is
+    `complete_steps(directory)`, `objects` the same of an object store. Where the ring is on, a rank can load what any of
+    its engines holds. What another number of ranks saved counts where all of it can be had, because each rank then cuts
+    its own part.
     """
     ring_nodes = {status.node for status in statuses if status.ring_on}
     here: dict[_Step, set[tuple[str, int]]] = {}  # (node, rank) of what an engine has sealed
@@ -73,13 +75,16 @@ def newest_agreed(
         for shard in (*status.shards, *status.peer_shards) if status.ring_on else ():
             ring.setdefault(_step_of(shard), set()).add(shard.rank)
     complete = {(record.attempt, record.step, record.world_size) for record in disk}
-    for step in sorted({*here, *ring, *complete}, reverse=True) if places else ():
+    stored = {(record.attempt, record.step, record.world_size) for record in objects}
+    for step in sorted({*here, *ring, *complete, *stored}, reverse=True) if places else ():
         attempt, number, world_size = step
         if before_step is not None and number >= before_step:
             continue
         tier = (_tier_of if world_size == len(places) else _tier_of_others)(
             places, world_size, here.get(step, set()), ring.get(step, set()), ring_nodes, step in complete
         )
+        if not tier and step in stored and world_size == len(places):
+            tier = "object"  # it comes to the disk first, rank by rank
         if tier:
             return AgreedStep(number, attempt, tier)
     return None

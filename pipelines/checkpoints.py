@@ -14,11 +14,12 @@ from random import Random
 from ckpt_engine.admin import EngineAdmin
 from ckpt_engine.counters import gauge, merged
 from ckpt_engine.engine import Engine, EngineConfig
-from ckpt_engine.errors import EngineUnavailable
+from ckpt_engine.errors import CheckpointError, EngineUnavailable
 from ckpt_engine.event import EngineEvent
-from ckpt_engine.manifest import MANIFEST, complete_steps, rejection_of, step_folder
+from ckpt_engine.manifest import MANIFEST, StepRecord, complete_steps, rejection_of, step_folder
+from ckpt_engine.objecttier import open_objects
 from ckpt_engine.rejection import Rejection, add_rejection
-from ckpt_engine.status import EngineStatus, newest_agreed
+from ckpt_engine.status import AgreedStep, EngineStatus, newest_agreed
 from ckpt_engine.storage import Storage
 from ckpt_engine.verification import Verification, add_verification
 from ingest.bus import Bus, BusError, Producer
@@ -119,16 +120,40 @@ class EngineCatalog:
     Engines on other machines are asked through their launchers, where `backend_of` is given.
     """
 
-    def __init__(self, places: Places, backend_of: Callable[[str], Backend] | None = None) -> None:
+    def __init__(
+        self, places: Places, backend_of: Callable[[str], Backend] | None = None, objects_url: str = ""
+    ) -> None:
         self._places = places
         self._backend_of = backend_of
+        self._objects_url = objects_url
 
     def newest_complete(
         self, job: str, *, before_step: int | None, places: Sequence[tuple[int, str]]
     ) -> CheckpointChoice | None:
         """See the Protocol. A node whose engine does not answer has nothing in memory."""
-        agreed = newest_agreed(self.statuses(job), complete_steps(self._places.checkpoints(job)), places, before_step)
+        agreed = self.agreed(job, self.statuses(job), places, before_step)
         return None if agreed is None else CheckpointChoice(step=agreed.step, tier=agreed.tier)
+
+    def agreed(
+        self,
+        job: str,
+        statuses: Sequence[EngineStatus],
+        places: Sequence[tuple[int, str]],
+        before_step: int | None = None,
+    ) -> AgreedStep | None:
+        """What `newest_complete` chooses. The object store is asked only where nothing else has a step: what is there
+        was complete on disk before."""
+        found = newest_agreed(statuses, complete_steps(self._places.checkpoints(job)), places, before_step)
+        if found is not None or not self._objects_url:
+            return found
+        try:
+            return newest_agreed((), (), places, before_step, self.object_steps(job))
+        except (CheckpointError, OSError) as error:
+            raise Unavailable(f"the object store cannot be asked for checkpoints of {job}: {error}") from error
+
+    def object_steps(self, job: str) -> list[StepRecord]:
+        """The complete steps in the object store, ascending; none where there is no store. Raises CheckpointError."""
+        return open_objects(self._objects_url, job)().complete_steps() if self._objects_url else []
 
     def reject_from(self, job: str, step: int, up_to_attempt: int, reason: str) -> None:
         """Tell one engine, which writes it where all look; where none answers, write it ourselves."""
@@ -211,7 +236,8 @@ class EngineCatalog:
 
 def catalog_of(settings: Settings, places: Places) -> EngineCatalog:
     """The engines of jobs of any backend. Raises what a backend that is set by default raises when it is made."""
-    return EngineCatalog(places, JobBackends(settings, places, SystemClock(), Random()).of)
+    backend_of = JobBackends(settings, places, SystemClock(), Random()).of
+    return EngineCatalog(places, backend_of, settings.checkpoint.objects.url or "")
 
 
 def _through_launcher(backend: ScheduledBackend, job: str, node: str) -> EngineAdmin:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from ckpt_engine.directio import takes_direct
 from ckpt_engine.errors import CheckpointError
-from ckpt_engine.manifest import complete_steps
 from ckpt_engine.memory_room import tightest_room
-from ckpt_engine.status import AgreedStep, EngineStatus, newest_agreed
+from ckpt_engine.status import AgreedStep, EngineStatus
 from pipelines.checkpoints import EngineCatalog
 from pipelines.errors import StatedError
 from pipelines.finding import Finding
@@ -37,7 +36,7 @@ def examine_checkpoints(settings: Settings) -> Iterator[Finding]:
         return  # said by the check of the state folder
     yield _direct_writes(places.state)
     for job in _unfinished(places)[:JOBS_MAX]:
-        yield from _job(places, job)
+        yield from _job(places, job, EngineCatalog(places, objects_url=settings.checkpoint.objects.url or ""))
 
 
 def _memory(cap_bytes: int) -> Finding:
@@ -89,14 +88,14 @@ def _unfinished(places: Places) -> list[str]:
     return sorted(path.name for path in folders if not (path / "outcome.json").exists())
 
 
-def _job(places: Places, job: str) -> Iterator[Finding]:
+def _job(places: Places, job: str, catalog: EngineCatalog) -> Iterator[Finding]:
     try:
         spec, options = read_job(places, job)
         if not options.checkpoints:
             return
-        statuses = {status.node: status for status in EngineCatalog(places).statuses(job)}
+        statuses = {status.node: status for status in catalog.statuses(job)}
         placed = _placed(places, spec, node_names(spec, options))
-        agreed = newest_agreed(list(statuses.values()), complete_steps(places.checkpoints(job)), placed)
+        agreed = catalog.agreed(job, list(statuses.values()), placed)
     except (StatedError, CheckpointError, Unavailable, OSError) as error:
         yield Finding(f"checkpoints of {job}", "note", str(error))
         return

@@ -25,24 +25,28 @@ MIB = 2**20
 
 @ckpt.command("ls")
 def list_checkpoints(job: Job, config: Config = None, state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """List what a restart of a job could use: sealed shards in memory, copies on other nodes, steps on disk."""
+    """List what a restart of a job could use: sealed shards in memory, copies on other nodes, steps on disk and in the
+    object store."""
     from ckpt_engine.inspection import list_steps
     from pipelines.checkpoints import catalog_of
     from pipelines.places import Places
 
     settings = settings_from(config, state_dir)
     places = Places.of(settings)
-    statuses = catalog_of(settings, places).statuses(job)
+    catalog = catalog_of(settings, places)
+    statuses = catalog.statuses(job)
     in_memory = [(status.node, shard) for status in statuses for shard in status.shards]
     on_peers = [(status.node, shard) for status in statuses for shard in status.peer_shards]
     on_disk = list_steps(places.checkpoints(job))
+    in_store = catalog.object_steps(job)
     console = Console(highlight=False)
     if as_json:
         memory = [{"node": node, **asdict(shard)} for node, shard in in_memory]
         peer = [{"node": node, **asdict(shard)} for node, shard in on_peers]
         ring = {status.node: status.ring for status in statuses}
         disk = [asdict(listing) for listing in on_disk]
-        console.print_json(data={"memory": memory, "peer": peer, "ring": ring, "disk": disk})
+        store = [asdict(record) for record in in_store]
+        console.print_json(data={"memory": memory, "peer": peer, "ring": ring, "disk": disk, "object": store})
         return
     table = _table("tier", "step", "attempt", "shards", "MiB", "state")
     for node, shard in in_memory:
@@ -58,6 +62,9 @@ def list_checkpoints(job: Job, config: Config = None, state_dir: StateDir = None
         state = escape(f"{word}{': ' if listing.reason else ''}{listing.reason}")
         size = f"{listing.size_bytes / MIB:.1f}"
         table.add_row("disk", str(listing.step), str(listing.attempt), which, size, state)
+    for record in in_store:
+        size = f"{record.size_bytes / MIB:.1f}"
+        table.add_row("object", str(record.step), str(record.attempt), f"{record.world_size}", size, "complete")
     empty = (
         f"No checkpoints of {job} in {places.state}; a script makes them with transom.Checkpointer().save(state, step)."
     )

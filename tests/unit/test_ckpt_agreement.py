@@ -73,3 +73,10 @@ def test_what_another_number_of_ranks_saved_counts_where_each_node_can_have_all_
     assert newest_agreed(both, on_disk, PLACES) == AgreedStep(20, 1, "memory")
     assert newest_agreed(both, on_disk, PLACES, before_step=20) == AgreedStep(10, 1, "disk")
     assert newest_agreed(both, on_disk, ()) is None
+
+
+def test_what_only_the_object_store_has_is_the_last_resort_and_for_as_many_ranks_as_saved_it() -> None:
+    stored = [StepRecord(10, 1, 3, (0, 1, 2)), StepRecord(20, 1, 4, (0, 1, 2, 3))]
+    assert newest_agreed([], [], PLACES, objects=stored) == AgreedStep(10, 1, "object")
+    assert newest_agreed([], disk((10, 1)), PLACES, objects=stored) == AgreedStep(10, 1, "disk")
+    assert newest_agreed([], [], PLACES, before_step=10, objects=stored) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import pytest
 from ckpt_engine.memory_room import MemoryRoom
 from ckpt_engine.status import AgreedStep, EngineStatus, ShardStatus
 from pipelines import doctor_ckpt
-from pipelines.checkpoints import EngineCatalog
+from pipelines.checkpoints import EngineCatalog, catalog_of
 from pipelines.doctor_ckpt import examine_checkpoints
 from pipelines.finding import Finding
 from pipelines.places import Places
 from pipelines.run import RunOptions, register_job
-from pipelines.settings import Settings
+from pipelines.settings import CheckpointSettings, ObjectsSettings, Settings
+from recovery.backend import CheckpointChoice, Unavailable
 from recovery.launcher.protocol import JobSpec
 from tests.ckpt_lab import Lab, RawRank, engine_in_thread, eventually
 
@@ -44,6 +46,24 @@ def lab(places: Places, tmp_path: Path) -> Iterator[Lab]:
 
 def finding(settings: Settings, name: str) -> Finding:
     return next(found for found in examine_checkpoints(settings) if found.name == name)
+
+
+def test_what_only_the_object_store_has_is_said_and_chosen(tmp_path: Path, places: Places) -> None:
+    store = f"file://{tmp_path}/store"
+    settings = Settings(state_dir=tmp_path / "s", checkpoint=CheckpointSettings(objects=ObjectsSettings(url=store)))
+    directory = places.checkpoints(JOB)
+    with engine_in_thread(tmp_path, directory=directory, objects_url=store) as lab, RawRank(lab.socket) as rank:
+        rank.save(7, b"weights")
+        eventually(lambda: lab.told("complete", 7, "object"), "the upload")
+    shutil.rmtree(directory)
+    catalog = catalog_of(settings, places)
+    assert catalog.newest_complete(JOB, before_step=None, places=[(0, "node0")]) == CheckpointChoice(7, "object")
+    assert catalog.newest_complete(JOB, before_step=7, places=[(0, "node0")]) is None
+    assert "a restart would load step 7 from object" in finding(settings, "checkpoints of job on node0").text
+    assert [record.step for record in catalog.object_steps(JOB)] == [7]
+    broken = EngineCatalog(places, objects_url="nothing-such://store")
+    with pytest.raises(Unavailable, match="the object store cannot be asked for checkpoints of job"):
+        broken.newest_complete(JOB, before_step=None, places=[(0, "node0")])
 
 
 def test_a_job_in_memory_with_a_keeper_is_said_to_be_so(settings: Settings, lab: Lab) -> None:
