@@ -58,7 +58,7 @@ class Recover:
         self._store = RecoveryStore(places.recovery_store)
         workers: ThreadWorkers[Result] = ThreadWorkers()
         backend = JobBackends(settings, places, clock, random)
-        catalog = EngineCatalog(places, backend.of)
+        catalog = EngineCatalog(places, backend.of, settings.checkpoint.objects.url or "")
         self._controller = Controller(
             self._store, backend, catalog, policy_config(settings), random, workers,
             jobs=lambda: open_jobs(places), lease=lease,
