@@ -62,9 +62,9 @@ def newest_agreed(
     """The newest step below `before_step` that each (rank, node) of `places` can load, all of one attempt.
 
     Two attempts may both have saved a step with the same number; a mixture of them is no checkpoint. `disk` is
-    `complete_steps(directory)`, `objects` the same of an object store. Where the ring is on, a rank can load what any of
-    its engines holds. What another number of ranks saved counts where all of it can be had, because each rank then cuts
-    its own part.
+    `complete_steps(directory)`, `objects` the same of an object store. Where the ring is on, a rank can load what any
+    of its engines holds. What another number of ranks saved counts where all of it can be had, because each rank then
+    cuts its own part.
     """
     ring_nodes = {status.node for status in statuses if status.ring_on}
     here: dict[_Step, set[tuple[str, int]]] = {}  # (node, rank) of what an engine has sealed
