@@ -16,6 +16,7 @@ from ingest.clock import SystemClock
 from recovery.backends.simulated_allocation import SimulatedAllocation
 from recovery.launcher.protocol import JobSpec
 from tests.allocation_world import AllocationWorld, Lab
+from tests.kube_lab.allocation_lab import kubernetes_lab
 from tests.slurm_worlds import fake_slurm_jobs, real_slurm_jobs
 
 
@@ -45,6 +46,7 @@ def simulated_lab(folder: Path) -> Iterator[SimulatedLab]:
 # name: folder → a lab with `world()`; the suite enters both
 LABS: dict[str, Callable[[Path], AbstractContextManager[Lab]]] = {
     "simulated": simulated_lab,
+    "kubernetes": kubernetes_lab,
     "slurm": real_slurm_jobs,
     "slurm-fake": fake_slurm_jobs,
 }
