@@ -157,7 +157,9 @@ class Controller:
         """Let time do what it does to this incident; as it is then, where its state asks something of the backend."""
         if incident.state in SAFE_TO_HOLD:
             held = self._store.job(incident.job).held
-            if held:
+            plan = incident.plan
+            approved = plan is not None and plan.plan_hash != "" and incident.approved_hash == plan.plan_hash
+            if held and not approved:  # whoever approved this very plan has said more than to hold
                 self._move(incident, "hold", f"{held}; `transom resume` goes on", now)
                 return None
         if incident.state == "coalescing":

@@ -8,8 +8,7 @@ from .action import JOB_VERBS, Command, Verb
 from .decisions import Decisions
 from .incident import allows
 from .journal import Journal
-from .nodes import release_words
-from .plan import Plan
+from .plan import Exclusion, Plan
 from .routing import Router
 from .store import RecoveryStore
 
@@ -102,12 +101,15 @@ class Orders:
         return "resumed"
 
     def _unexclude(self, command: Command, now: float) -> str:
-        by = f"{_by(command)}; node {command.node}"
-        if not self.store.release(command.job, command.node, now):
-            why = f"node {command.node} is not excluded; {release_words(self.store, command.job, now)}"
-            self.journal.of_person(command, "unexclude", by, "failed", why, now)
-            return f"refused: {why}"
-        text = f"node {command.node} may be used again from the next start on; its strikes stay"
+        node = command.node
+        by = f"{_by(command)}; node {node}"
+        text = f"node {node} may be used again from the next start on; its strikes stay"
+        if not self.store.release(command.job, node, now):
+            # A backend excludes nodes too, those that are down above all: it is told to try this one again.
+            self.store.exclude(
+                command.job, Exclusion(node, now, now, command.command_id, "given back", rest=True, told=True)
+            )
+            text = f"node {node} is not excluded by recovery; if it is by the backend, the next start may use it again"
         self.journal.of_person(command, "unexclude", by, "done", text, now)
         return "released"
 

@@ -168,6 +168,8 @@ class World:
         self.offset = 0
         self.published: list[Any] = []
         self._orders = 0
+        self.commands: list[Command] = []
+        self.commands_offset = 0
         self.begin_life()
 
     def begin_life(self) -> None:
@@ -185,6 +187,9 @@ class World:
             while self.offset < len(self.topic):
                 self.controller.accept(self.topic[self.offset], self.clock.now())
                 self.offset += 1
+            while self.commands_offset < len(self.commands):
+                self.controller.accept_command(self.commands[self.commands_offset], self.clock.now())
+                self.commands_offset += 1
             self.controller.tick(self.clock.now())
             waiting = self.controller.pending_messages()
             self.published += [one.message for one in waiting]
@@ -202,7 +207,8 @@ class World:
                 self.make_steps()
             store = self.store
             left = store.new_verdicts(1) or store.new_commands(1) or store.open_rejections() or store.waiting(1)
-            idle = self.controller.idle() and self.offset == len(self.topic) and not left
+            read = self.offset == len(self.topic) and self.commands_offset == len(self.commands)
+            idle = self.controller.idle() and read and not left
             if idle and (then is None or then()):
                 return
 
@@ -217,13 +223,13 @@ class World:
         self.topic += verdicts
 
     def order(self, verb: CommandVerb, incident_id: str = "", **fields: Any) -> None:
-        """A person's command, taken in as the service takes it in."""
+        """A person's command, on its topic; the next round takes it in."""
         self._orders += 1
         command = Command(
             command_id=fields.pop("command_id", f"c{self._orders}"), job=JOB, at=self.clock.now(), verb=verb,
             incident_id=incident_id, author="ada", **fields,
         )  # fmt: skip
-        self.controller.accept_command(command, self.clock.now())
+        self.commands.append(command)
 
     def let_pass(self, seconds: float, step: float = 1.0) -> None:
         """Rounds for so long, whatever there is to do."""

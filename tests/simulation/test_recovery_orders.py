@@ -68,10 +68,11 @@ def test_a_held_plan_may_be_approved_while_everything_else_stays_held(tmp_path: 
     plan = next(one.plan_hash for one in world.actions().values() if one.verdict_id == "v")
     world.order("approve", "v", plan_hash=plan)
     world.run()
-    assert world.attempts() == [1], "the job is still on hold, so the approved restart waits before its start"
-    world.order("resume")
+    assert world.attempts() == [1, 2]
+    world.send(verdict("hang", "w", attempt=2, onset_step=40, onset_at=1100.0))
     world.run()
     assert world.attempts() == [1, 2]
+    assert world.states()["w"] == "held"
 
 
 def test_an_aborted_job_is_over_whatever_was_under_way(tmp_path: Path) -> None:
@@ -111,13 +112,14 @@ def test_a_node_is_given_back_by_a_person_and_keeps_its_strikes(tmp_path: Path) 
     world.order("unexclude", node="n0")
     world.order("unexclude", node="n7")
     world.run()
-    assert [one.outcome for one in answers(world, "unexclude")] == ["done", "failed"]
-    assert "n7 is not excluded" in answers(world, "unexclude")[1].text
+    assert [one.outcome for one in answers(world, "unexclude")] == ["done", "done"]
+    assert "n7 is not excluded by recovery" in answers(world, "unexclude")[1].text
     assert world.store.excluded(JOB, world.clock.now()) == ()
     other = (Culprit(rank=2, node="n1"),)
     world.send(verdict("rank_lost", "w", attempt=2, onset_step=40, onset_at=1100.0, culprits=other))
     world.run()
-    assert world.backend.starts[-1].released_nodes == ("n0",)
+    assert world.backend.starts[-1].released_nodes == ("n0", "n7")
+    assert world.store.released(JOB, world.clock.now()) == (), "the backend has been told"
     assert world.store.counters(JOB, world.clock.now(), 1e6, 1e6).strikes == {"n0": 1, "n1": 1}
 
 
