@@ -1,6 +1,8 @@
 """One real Slurm for the session; each test gets it whole."""
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,9 +10,11 @@ from tests.slurm_lab import SlurmLab, slurm_lab
 
 
 @pytest.fixture(scope="session")
-def slurm_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    with slurm_lab(tmp_path_factory.mktemp("slurm")) as lab:
-        yield lab
+def slurm_of_the_session() -> Iterator[SlurmLab]:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+        Path(folder).chmod(0o755)  # other users, of whom there is one in the tests, read slurm.conf
+        with slurm_lab(Path(folder) / "slurm") as lab:
+            yield lab
 
 
 @pytest.fixture

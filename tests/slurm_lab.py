@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -236,18 +235,3 @@ def slurm_lab(folder: Path, nodes: int = 4) -> Iterator[SlurmLab]:
         yield lab
     finally:
         lab.down()
-
-
-def main() -> None:
-    """Bring one up in a new folder and keep it until Ctrl-C: `python -m tests.slurm_lab FOLDER`."""
-    import sys
-
-    with slurm_lab(Path(sys.argv[1])) as lab:
-        print(f"export SLURM_CONF={lab.config}", flush=True)  # noqa: T201
-        with suppress(KeyboardInterrupt):
-            while True:
-                time.sleep(3600)
-
-
-if __name__ == "__main__":
-    main()

@@ -212,7 +212,7 @@ class SlurmAllocation:
             spec = self._files(job).spec()
         except BrokenJobFile as error:
             raise Unavailable(str(error)) from error
-        return None if spec is None else spec.min_nodes or spec.nodes
+        return None if spec is None else spec.nodes
 
     def _files(self, job: str) -> JobFiles:
         try:
@@ -252,4 +252,4 @@ def make_allocation(site: BackendSite) -> SlurmAllocation:
     options = site.read_options(SlurmOptions)
     times = SlurmTimes(options.read_seconds_max, options.write_seconds_max)
     # Slurm's commands want the environment as it is (PATH, SLURM_CONF); nothing of ours is read from it.
-    return SlurmAllocation(site.jobs_folder, SlurmCommands(os.environ, times), site.clock, options)
+    return SlurmAllocation(site.jobs_folder, SlurmCommands(os.environ, times, site.clock), site.clock, options)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ingest.clock import Clock, SystemClock
 from recovery.backend import Ambiguous, BackendError, Conflict, Rejected, Unavailable
 
 from .slurm_text import SlurmJob, SlurmNode, UnreadableAnswer, job_of, node_of
 
 ANSWER_BYTES_MAX = 16 * 2**20
 HOST_LISTS_MAX = 1_000
+SILENT_SECONDS = 3.0  # after a question that took its whole time and was not answered
 STDERR_CHARACTERS_MAX = 300
 # Variables by which a person changes what these commands print; a program must see the plain form.
 FORMATTING = ("SQUEUE_", "SINFO_", "SCONTROL_", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_CLUSTERS")
@@ -57,13 +59,17 @@ class Printed:
 class SlurmCommands:
     """The few commands that recovery needs. `environ`: PATH, and SLURM_CONF where the site uses it.
 
-    Reads raise Unavailable where nobody answers; writes raise Ambiguous where they may have had their effect.
+    Reads raise Unavailable where nobody answers, and for a while without asking again, so that who can do without
+    (launchers answer for themselves) does not wait each time; writes raise Ambiguous where they may have had their
+    effect.
     """
 
-    def __init__(self, environ: Mapping[str, str], times: SlurmTimes | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str], times: SlurmTimes | None = None, clock: Clock | None = None) -> None:
         plain = {name: value for name, value in environ.items() if not name.startswith(FORMATTING)}
         self._environ = {**plain, "LC_ALL": "C", "LANG": "C", "SLURM_TIME_FORMAT": "standard"}
         self._times = times or SlurmTimes()
+        self._clock = clock or SystemClock()
+        self._silent: tuple[float, str] = (float("-inf"), "")  # until when nobody is asked, and why
         self._hostnames: dict[str, tuple[str, ...]] = {}
 
     # Reading
@@ -108,7 +114,12 @@ class SlurmCommands:
         if not host_list:
             return ()
         if host_list not in self._hostnames:
-            names = tuple((self._read("scontrol", "show", "hostnames", host_list) or "").split())
+            printed = self._run(
+                ("scontrol", "show", "hostnames", host_list), self._times.read_seconds_max, late=Unavailable
+            )
+            names = tuple(printed.out.split())
+            if printed.code != 0 or not names:
+                raise Unavailable(f"scontrol did not read the host list {host_list!r} ({_short(printed)})")
             if len(self._hostnames) >= HOST_LISTS_MAX:
                 self._hostnames.clear()
             self._hostnames[host_list] = names
@@ -158,7 +169,14 @@ class SlurmCommands:
     # Running
 
     def _read(self, *command: str) -> str | None:
-        printed = self._run(command, self._times.read_seconds_max, late=Unavailable)
+        silent_until, why = self._silent
+        if self._clock.monotonic() < silent_until:
+            raise Unavailable(why)
+        try:
+            printed = self._run(command, self._times.read_seconds_max, late=Unavailable)
+        except Unavailable as error:
+            self._silent = (self._clock.monotonic() + SILENT_SECONDS, str(error))
+            raise
         if printed.code == 0:
             return printed.out
         said = printed.err.lower()
