@@ -13,7 +13,8 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from .errors import CheckpointDamaged
 from .sharding import Sharding, decode_sharding
@@ -59,10 +60,10 @@ ELEMENT_TYPES: dict[str, ElementType] = {
     "complex64": ElementType(8, "F32", 2),
     "complex128": ElementType(16, "F64", 2),
 }
+_ELEMENT_BYTES = {name: element.size_bytes for name, element in ELEMENT_TYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPlace:
+class TensorPlace(NamedTuple):
     """One stored tensor. `offset` counts from the start of the payload, where it stands row by row.
 
     `strides` are those of the live tensor where it was not contiguous; `sharding` is that of a DTensor, of
@@ -78,7 +79,7 @@ class TensorPlace:
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.shape) * ELEMENT_TYPES[self.dtype].size_bytes
+        return math.prod(self.shape) * _ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +170,15 @@ def decode_layout(raw: bytes, payload_bytes: int) -> Layout:
     overlap, and its views stay within them."""
     try:
         document = json.loads(raw)
-        places = tuple(_place(row) for row in document["tensors"])
+        places = _places(document["tensors"])
         views = tuple(_view(row, places) for row in document.get("views", ()))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"the layout is not readable: {error}") from error
     end = 0
-    for place in sorted(places, key=lambda place: (place.offset, place.size_bytes)):
-        if place.offset != end:
-            raise CheckpointDamaged(f"tensor {place.name!r} starts at byte {place.offset}, expected {end}")
-        end += place.size_bytes
+    for offset, size_bytes, number in sorted((place.offset, place.size_bytes, at) for at, place in enumerate(places)):
+        if offset != end:
+            raise CheckpointDamaged(f"tensor {places[number].name!r} starts at byte {offset}, expected {end}")
+        end += size_bytes
     if end != payload_bytes:
         raise CheckpointDamaged(f"the layout fills {end} bytes, the payload has {payload_bytes}")
     return Layout(places, end, views)
@@ -197,6 +198,21 @@ def _view_row(view: TensorView) -> list[Any]:
     bits = view.conjugate + 2 * view.negative
     sharding = None if view.sharding is None else view.sharding.encoded()
     return [view.place, view.dtype, list(view.shape), list(view.strides), view.offset, bits, sharding]
+
+
+def _places(rows: Any) -> tuple[TensorPlace, ...]:
+    """All stored tensors: who loads waits for thousands of them, so they are looked at column by column if they are of
+    the usual kind."""
+    if type(rows) is not list or set(map(type, rows)) != {list} or set(map(len, rows)) != {4}:
+        return tuple(_place(row) for row in rows)
+    names, dtypes, shapes, offsets = zip(*rows, strict=True)
+    texts = set(map(type, chain(names, dtypes))) == {str} and ELEMENT_TYPES.keys() >= set(dtypes)
+    if not texts or set(map(type, shapes)) != {list} or max(map(len, shapes)) > DIMENSIONS_MAX:
+        return tuple(_place(row) for row in rows)
+    numbers = [*offsets, *chain.from_iterable(shapes)]
+    if set(map(type, numbers)) != {int} or min(numbers) < 0 or max(numbers) >= 2**63:
+        return tuple(_place(row) for row in rows)
+    return tuple(map(TensorPlace, names, dtypes, map(tuple, shapes), offsets))
 
 
 def _place(row: object) -> TensorPlace:

@@ -163,7 +163,7 @@ class TensorDoor:
             empty: Tensor = self.torch.empty(place.shape, dtype=dtype)
             return empty
         flat: Tensor = self.torch.frombuffer(memory, dtype=dtype, count=count, offset=payload_offset + place.offset)
-        return flat.reshape(place.shape)
+        return flat if len(place.shape) == 1 else flat.resize_(place.shape)  # a tensor of its own, not a view of one
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         """Copy each source into its target of the same shape and dtype: copy_ would broadcast and cast.

@@ -121,7 +121,7 @@ def dump_text(node: Node) -> str:
 def load_tree(raw: bytes, tensors: int) -> Any:
     """Python values again, with a TensorRef for each tensor. Raises CheckpointDamaged and nothing else."""
     try:
-        return _decode(json.loads(raw), tensors)
+        return json.loads(raw, object_hook=_reviver(tensors))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointDamaged(f"the checkpoint's values are not readable: {error}") from error
 
@@ -215,41 +215,51 @@ _SCALARS: dict[type, Callable[[Any], Node]] = {
 }
 
 
-def _decode(node: Node, tensors: int) -> Any:
-    if isinstance(node, list):
-        return [_decode(item, tensors) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if len(node) != 1 or not (tag := next(iter(node))).startswith("$"):
-        return {key: _decode(item, tensors) for key, item in node.items()}
-    body = node[tag]
-    if tag in _CONTAINERS:
-        return _CONTAINERS[tag](body, tensors)
-    if tag in _FORMS:
-        if type(body) is not int or not 0 <= body < tensors:
-            raise ValueError(f"there is no tensor number {body!r:.40}")
-        return TensorRef(body, _FORMS[tag])
-    if tag == "$complex":
-        real, imaginary = (_decode(part, 0) for part in body)
-        return complex(real, imaginary)
-    decode = _TEXTS.get(tag)
-    if decode is None:
-        raise ValueError(f"tag {tag!r:.40} is not known to this reader")
-    if type(body) is not str:
-        raise ValueError(f"what stands behind {tag} is not a text")
-    return decode(body)
+def _reviver(tensors: int) -> Callable[[dict[str, Any]], Any]:
+    """What each JSON object stands for; what is in it has been asked about before."""
+
+    def revive(node: dict[str, Any]) -> Any:
+        if len(node) != 1:
+            return node
+        ((tag, body),) = node.items()
+        if tag[:1] != "$":
+            return node
+        form = _FORMS.get(tag)
+        if form is not None:
+            if type(body) is not int or not 0 <= body < tensors:
+                raise ValueError(f"there is no tensor number {body!r:.40}")
+            return TensorRef(body, form)
+        build = _CONTAINERS.get(tag)
+        if build is not None:
+            return build(body)
+        decode = _TEXTS.get(tag)
+        if decode is None:
+            raise ValueError(f"tag {tag!r:.40} is not known to this reader")
+        if type(body) is not str:
+            raise ValueError(f"what stands behind {tag} is not a text")
+        return decode(body)
+
+    return revive
 
 
-def _decode_pairs(body: Any, tensors: int) -> list[tuple[Any, Any]]:
-    return [(_decode(key, 0), _decode(item, tensors)) for key, item in body]
+def _revive_dict(body: Any) -> dict[Any, Any]:
+    built = dict(body)
+    if TensorRef in set(map(type, built)):
+        raise ValueError("a tensor cannot be a key")
+    return built
 
 
-def _decode_ordered(body: Any, tensors: int) -> Any:
+def _revive_ordered(body: Any) -> Any:
     pairs, metadata = body
-    ordered = OrderedDict(_decode_pairs(pairs, tensors))
+    ordered = OrderedDict(_revive_dict(pairs))
     if metadata is not None:
-        ordered._metadata = _decode(metadata, tensors)  # type: ignore[attr-defined]
+        ordered._metadata = metadata  # type: ignore[attr-defined]
     return ordered
+
+
+def _revive_complex(body: Any) -> complex:
+    real, imaginary = body
+    return complex(real, imaginary)
 
 
 def _decode_float(body: str) -> float:
@@ -261,12 +271,13 @@ def _decode_float(body: str) -> float:
     return float(struct.unpack(">d", bits)[0])
 
 
-_CONTAINERS: dict[str, Callable[[Any, int], Any]] = {
-    "$tuple": lambda body, tensors: tuple(_decode(item, tensors) for item in body),
-    "$dict": lambda body, tensors: dict(_decode_pairs(body, tensors)),
-    "$counter": lambda body, tensors: Counter(dict(_decode_pairs(body, tensors))),
-    "$ordered": _decode_ordered,
-    "$object": lambda body, tensors: ObjectState(_decode(body, tensors)),
+_CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    "$tuple": tuple,
+    "$dict": _revive_dict,
+    "$counter": lambda body: Counter(_revive_dict(body)),
+    "$ordered": _revive_ordered,
+    "$object": ObjectState,
+    "$complex": _revive_complex,
 }
 _FORMS: dict[str, Form] = {"$tensor": "tensor", "$array": "array", "$scalar": "scalar"}
 _TEXTS: dict[str, Callable[[str], Any]] = {
