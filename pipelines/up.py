@@ -15,7 +15,7 @@ from pipelines.places import Places
 from recovery.lease import is_held
 
 SERVICES = ("record", "detect", "recover")
-READY_SECONDS_MAX = 60.0
+READY_SECONDS_MAX = 180.0  # on a machine that is full, services at the lowest priority take long to import
 LOOK_SECONDS = 0.5
 
 

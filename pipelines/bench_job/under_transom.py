@@ -24,7 +24,7 @@ from recovery.launcher.job_files import JobFiles
 from recovery.launcher.protocol import NodeFile
 
 SCRIPT = Path(__file__).with_name("train.py")
-READY_SECONDS_MAX = 120.0
+READY_SECONDS_MAX = 240.0
 POLL_SECONDS = 0.02  # times come from the messages and the step log, never from when we looked
 RECORDS_MAX = 2_000
 HEARD: tuple[Topic, ...] = ("events", "verdicts", "actions")
@@ -39,6 +39,7 @@ probation_steps = 3
 probation_seconds = 1.0
 restarts_max = 1000
 same_cause_max = 100
+flap_restarts_max = 1000
 budgets = {{ user = 1000, unknown = 1000, hang = 1000, infra = 1000 }}
 {more}
 """

@@ -10,7 +10,7 @@ from ingest.clock import Clock
 from ingest.events import Message, RankStacks
 
 from .procfs import wchan_of
-from .rank import LocalRank
+from .rank import STOPPED_STATES, LocalRank
 from .share import Share
 
 QUIET_LOOKS = 2  # stacks that have not grown for so many looks are whole
@@ -51,9 +51,11 @@ class StackRound:
             before, looks = self._quiet.get(number, ("", 0))
             self._quiet[number] = (text, looks + 1 if text and text == before else 0)
         now = self._clock.monotonic()
-        whole = all(self._quiet[number][1] >= QUIET_LOOKS or not rank.alive for number, rank in self._asked.items())
+        whole = all(
+            self._quiet[number][1] >= QUIET_LOOKS or not _may_answer(rank) for number, rank in self._asked.items()
+        )
         flown = now >= self._began + FLIGHT_SECONDS_MAX or all(
-            rank.flight is not None or not rank.flight_known or not rank.alive for rank in self._asked.values()
+            rank.flight is not None or not rank.flight_known or not _may_answer(rank) for rank in self._asked.values()
         )
         if not (whole and flown) and now < self._deadline:
             return None
@@ -73,6 +75,12 @@ class StackRound:
             completed=flight.completed if flight else None,
             **self._share.stamp(rank.rank, "events"),
         )
+
+
+def _may_answer(rank: LocalRank) -> bool:
+    """A stopped process does not, however long it is awaited; its peers' restart must not wait for that."""
+    stat = rank.stat() if rank.alive else None
+    return stat is not None and stat.state not in STOPPED_STATES
 
 
 class StallWatch:

@@ -10,12 +10,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from ingest.clock import SystemClock
+from ingest.clock import ManualClock, SystemClock
 from ingest.events import DeviceMetrics
 from ingest.rank_socket import Hello
 from recovery.launcher.measures import Measures, container_files, host_memory, memory_of
 from recovery.launcher.share import Share
-from recovery.launcher.stacks import StallWatch
+from recovery.launcher.stacks import StackRound, StallWatch
 
 
 def share(*steps: int, phase: str = "train", stop_requested: bool = False) -> Share:
@@ -71,6 +71,36 @@ def test_one_rank_that_goes_on_is_progress() -> None:
     for second in range(60):
         cast(Any, one.alive[1]).step = second
         assert not watch.is_due(one, float(second))
+
+
+class Asked:
+    """A rank that was asked for its stacks; `state` is the letter of its process."""
+
+    def __init__(self, rank: int, text: str, state: str) -> None:
+        self.rank, self.text, self.state = rank, text, state
+        self.alive, self.pid, self.flight, self.flight_known = True, 0, None, False
+
+    def ask_stacks(self) -> bool:
+        return True
+
+    def stacks(self) -> str:
+        return self.text
+
+    def stat(self) -> SimpleNamespace:
+        return SimpleNamespace(state=self.state)
+
+
+@pytest.mark.parametrize(("state", "seconds"), [("T", 0.3), ("S", 10.0)])
+def test_a_stopped_rank_is_not_waited_for_and_one_that_is_busy_is(state: str, seconds: float) -> None:
+    clock, published = ManualClock(), list[Any]()
+    one = share()
+    cast(Any, one).alive = [Asked(0, "in all_reduce", "S"), Asked(1, "", state)]
+    asked = StackRound(one, clock, 10.0, published.append, lambda rank: False)
+    while (stacks := asked.look()) is None:
+        clock.advance(0.1)
+    assert stacks == {0: "in all_reduce"}
+    assert clock.now() == pytest.approx(seconds, abs=0.25)
+    assert [told.state for told in published] == ["S", state], "no answer is evidence too"
 
 
 def test_a_role_that_a_rank_is_given_later_is_told_once_more() -> None:
