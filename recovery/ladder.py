@@ -59,13 +59,14 @@ def measure(
     culprits = nodes_of(lead, job.observation)
     words.insert(0, f"rung {rung} of {', '.join(rungs)}")
     excluded: set[str] = set()
-    if rung in ("exclude", "exclude_group"):
+    by_row = row.verb == "exclude_and_restart"  # such a row excludes its culprits at the first blame, in its own mode
+    if rung == "exclude_group" or (rung == "exclude" and not by_row):
         excluded |= set(culprits)
     if rung == "exclude_group":
         excluded |= _group_of(culprits, job.observation)
     struck = culprits if row.budget in STRIKING and row.verb in ("restart", "exclude_and_restart") else ()
     full = [node for node in struck if counters.strikes.get(node, 0) + 1 >= config.strikes_max]
-    if full and row.verb != "exclude_and_restart":  # such a row excludes its culprits at the first blame
+    if full and not by_row:
         number, hours = config.strikes_max, config.strikes_window_seconds / 3600
         told = f"{' and '.join(full)} blamed {number} times in {hours:.0f} h"
         if config.quarantine_mode == "observe":
@@ -88,8 +89,8 @@ def measure(
 def rungs_for(lead: Verdict, job: JobSnapshot, counters: Counters, config: PolicyConfig) -> tuple[Rung, ...]:
     """The rungs that there are for this verdict and job, in order; the first is always there."""
     row = config.row(lead.fault_class)
-    rungs: list[Rung] = ["in_place"]
     culprits = nodes_of(lead, job.observation)
+    rungs: list[Rung] = ["exclude" if row.verb == "exclude_and_restart" and culprits else "in_place"]
     blamable = bool(culprits) and row.budget in STRIKING and not row.rollback
     allowed = config.quarantine_mode != "observe"
     if blamable and row.verb != "exclude_and_restart":

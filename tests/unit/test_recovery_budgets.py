@@ -239,3 +239,12 @@ def test_a_job_whose_end_is_written_down_is_over_whatever_its_ranks_did() -> Non
     plan = plan_for(verdict("rank_lost"), job=snapshot(observation=observation(ended=True)))
     assert plan.verb == "ignore"
     assert "terminal" in plan.rule
+
+
+def test_a_class_that_excludes_its_culprit_begins_there_in_its_own_mode() -> None:
+    config = PolicyConfig().with_modes({"gpu_lost": "auto"})
+    plan = plan_for(verdict("gpu_lost"), config=config)
+    assert (plan.rung, plan.mode, plan.excluded_nodes) == ("exclude", "auto", ("n0",))
+    again = plan_for(verdict("gpu_lost"), wasted(1, "gpu_lost n0"), config=replace(config, quarantine_mode="auto"))
+    assert (again.rung, again.excluded_nodes) == ("exclude_group", ("n0", "n2"))
+    assert plan_for(verdict("gpu_lost", culprits=()), config=config).rung == "in_place"
