@@ -76,4 +76,6 @@ class PeerFlips:
         return memfds_of(self._nodes[HOLDER].pid)
 
     def _offered(self, step: int) -> bool:
-        return any(shard.step == step for shard in EngineAdmin(self._nodes[HOLDER].socket).status().peer_shards)
+        """Whether the holder still hands out what came from home; what the new node has sent it since is good."""
+        kept = EngineAdmin(self._nodes[HOLDER].socket).status().peer_shards
+        return any((shard.step, shard.state) == (step, f"kept for {HOME}") for shard in kept)
