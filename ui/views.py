@@ -10,6 +10,7 @@ from statistics import median
 import pandas as pd
 
 from detectors.verdict import Evidence
+from pipelines.ledger.measures import measures_in_words
 from pipelines.ledger.shapes import Health, IncidentStory, IncidentView, JobView, LogRow, Series
 from recovery.action import Action
 from ui.words import (
@@ -103,8 +104,9 @@ def figures(
         Figure(
             "Median to recover",
             seconds_words(median(seconds)) if seconds else "–",
-            f"{len(seconds)} restart{'s' if len(seconds) != 1 else ''}" if seconds else "no restart yet",
-            "From the onset of a fault to the first step of the next attempt.",
+            _restart_words(len(seconds), jobs),
+            "From the onset of a fault to the first step of the next attempt; and how long a job runs from one failure "
+            "to the next (MTTF), on average.",
         ),
         Figure(
             "Newest checkpoint",
@@ -119,6 +121,16 @@ def figures(
             "How old the newest message is that the record service has written down.",
         ),
     )
+
+
+def _restart_words(restarts: int, jobs: Sequence[JobView]) -> str:
+    if not restarts:
+        return "no restart yet"
+    words = f"{restarts} restart{'s' if restarts != 1 else ''}"
+    known = [job.measures for job in jobs if job.measures.mttf_seconds is not None]
+    failures = sum(one.failures for one in known)
+    between = sum((one.mttf_seconds or 0.0) * one.failures for one in known)
+    return f"{words} · MTTF {seconds_words(between / failures)}" if failures else words
 
 
 def _lag_words(health: Health) -> str:
@@ -255,7 +267,10 @@ def facts(row: IncidentView, actions: Sequence[Action] = ()) -> tuple[tuple[str,
         result.append(("Rejected", f"checkpoints of step {min(rejected):,} and later"))
     elif row.first_bad_step is not None:
         result.append(("First bad step", f"{row.first_bad_step:,}"))
-    lost = steps_lost(row)
+    took = measures_in_words(row.measures)
+    if took:
+        result.append(("Took", took))
+    lost = row.measures.lost_steps if row.measures.lost_steps is not None else steps_lost(row)
     if lost is not None:
         result.append(("Steps lost", str(lost)))
     if row.outcome_text:

@@ -24,7 +24,9 @@ Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")]
 def incidents(
     job: JobFilter = None, limit: Limit = 50, config: Config = None, state_dir: StateDir = None, as_json: AsJson = False
 ) -> None:
-    """List incidents, newest first."""
+    """List incidents, newest first, with what each stage of a recovery took."""
+    from pipelines.ledger.measures import measures_in_words
+
     with _client(config, state_dir) as client:
         page = client.incidents(job=job, limit=limit)
     if as_json:
@@ -39,6 +41,9 @@ def incidents(
         words = (f"{view.job} #{view.attempt}", _culprits(view), view.state or view.status, done, view.incident_id)
         console.print(f"[bold]{view.fault_class}[/]  " + "  ·  ".join(words))
         console.print(f"    {escape(view.summary)}")
+        took = measures_in_words(view.measures)
+        if took:
+            console.print(f"    [dim]{took}[/]")
 
 
 def verdicts(

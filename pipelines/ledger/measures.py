@@ -151,6 +151,16 @@ def stage_seconds(measures: IncidentMeasures) -> Iterable[tuple[Stage, float]]:
             yield name, seconds
 
 
+def measures_in_words(measures: IncidentMeasures) -> str:
+    """One line for a person; empty where nothing is known beyond the time to the verdict."""
+    stages = [f"{stage.replace('_', ' ')} {seconds:.1f}" for stage, seconds in stage_seconds(measures)]
+    if len(stages) < 2:
+        return ""
+    back = "" if measures.recover_seconds is None else f"training again after {measures.recover_seconds:.1f} s"
+    lost = "" if measures.lost_steps is None else f"{measures.lost_steps} steps lost"
+    return "; ".join(part for part in (back, f"{', '.join(stages)} s", lost) if part)
+
+
 def job_measures(incidents: Iterable[tuple[IncidentMeasures, bool]], wall_seconds: float | None) -> JobMeasures:
     """Of one job, from its failures: (measures, whether it was restarted for it). `wall_seconds`: since it began.
 

@@ -7,7 +7,7 @@ import pytest
 from ingest.clock import ManualClock
 from pipelines.ledger.exposition import Exposition
 from pipelines.ledger.ledger import Ledger
-from pipelines.ledger.measures import AttemptSteps, StageTimes, incident_measures
+from pipelines.ledger.measures import AttemptSteps, StageTimes, incident_measures, measures_in_words
 from pipelines.ledger.shapes import Health, IncidentMeasures
 from pipelines.ledger.state import LedgerState
 from tests.ledger_messages import JOB, Tape, action, attempt_started, metrics, receipt, transition, verdict
@@ -144,3 +144,11 @@ def test_prometheus_gets_them_with_their_units(tmp_path: Path) -> None:
         'transom_incident_stage_seconds_sum{stage="stop"} 2.0',
     ):
         assert line in text
+
+
+def test_a_person_reads_them_in_one_line() -> None:
+    assert measures_in_words(measures_of(state_of(*story()))) == (
+        "training again after 6.0 s; detect 1.0, decide 0.4, stop 2.0, select 0.1, start 1.0, first step 1.4, "
+        "catch up 1.0 s; 2 steps lost"
+    )
+    assert measures_in_words(IncidentMeasures(detect_seconds=1.0)) == ""

@@ -64,8 +64,12 @@ def recovered_in(source: Ledger, incidents: tuple[IncidentView, ...]) -> list[fl
     """Seconds from the onset to the first new step, of the newest restarts."""
     restarted = [row for row in incidents if row.action is not None and row.action.next_attempt is not None]
     seconds: list[float] = []
-    starts = {job: {start.attempt: start for start in source.starts(job)} for job in {row.job for row in restarted}}
+    unmeasured = {row.job for row in restarted if row.measures.recover_seconds is None}
+    starts = {job: {start.attempt: start for start in source.starts(job)} for job in unmeasured}
     for row in restarted[:RECOVERIES_MAX]:
+        if row.measures.recover_seconds is not None:
+            seconds.append(row.measures.recover_seconds)
+            continue
         start = starts[row.job].get(row.action.next_attempt) if row.action and row.action.next_attempt else None
         first = source.first_step_at(row.job, start) if start is not None else None
         if first is not None:
