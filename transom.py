@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
     from ckpt_engine.adapters.dcp import EngineReader as EngineReader
     from ckpt_engine.adapters.dcp import EngineWriter as EngineWriter
+    from ckpt_engine.adapters.hf_trainer import EngineCallback as EngineCallback
+    from ckpt_engine.adapters.hf_trainer import EngineTrainer as EngineTrainer
+    from ckpt_engine.adapters.lightning_io import EngineCheckpointIO as EngineCheckpointIO
+    from ckpt_engine.adapters.lightning_io import EngineModelParallelStrategy as EngineModelParallelStrategy
     from ckpt_engine.blocks import Shard as Shard
     from ckpt_engine.loading import LoadReport, Policy, Verify, Views
     from ckpt_engine.ticket import Ticket
@@ -42,7 +46,11 @@ if TYPE_CHECKING:
 __all__ = [
     "TOPICS",
     "Checkpointer",
+    "EngineCallback",
+    "EngineCheckpointIO",
+    "EngineModelParallelStrategy",
     "EngineReader",
+    "EngineTrainer",
     "EngineWriter",
     "LoggingHandler",
     "Shard",
@@ -53,6 +61,14 @@ __all__ = [
     "watch",
 ]
 
+ADAPTERS = {  # by the name that is imported: the module that knows the other library
+    "EngineCallback": "hf_trainer",
+    "EngineCheckpointIO": "lightning_io",
+    "EngineModelParallelStrategy": "lightning_io",
+    "EngineReader": "dcp",
+    "EngineTrainer": "hf_trainer",
+    "EngineWriter": "dcp",
+}
 RANK_PID = "TRANSOM_RANK_PID"  # set by `init`: a process that inherits it with another pid is a child of a rank
 SCHEDULER_IDS = (
     "SLURM_JOB_ID",
@@ -244,8 +260,8 @@ def __getattr__(name: str) -> Any:
         value: Any = _in_rank("ingest", "run").LoggingHandler
     elif name == "Shard":
         value = _in_rank("ckpt_engine", "blocks").Shard
-    elif name in ("EngineReader", "EngineWriter"):
-        value = getattr(_in_rank("ckpt_engine", "adapters.dcp"), name)
+    elif name in ADAPTERS:
+        value = getattr(_in_rank("ckpt_engine", f"adapters.{ADAPTERS[name]}"), name)
     elif name == "Verdict":
         value = importlib.import_module("detectors.verdict").Verdict
     elif name == "TOPICS":
