@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ARGS   ?=
 
-.PHONY: demo test test-gpu check fmt setup clean
+.PHONY: demo test test-gpu test-frameworks check fmt setup clean
 
 demo: setup
 	@$(BIN)/transom demo $(ARGS)
@@ -19,6 +19,12 @@ test-gpu: setup
 
 check: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m pytest -q tests/arch/test_licences.py
+
+test-frameworks: setup
+	@test -x $(VENV)-frameworks/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python $(VENV)-frameworks
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV)-frameworks $(BIN)/uv pip install --quiet -c constraints.txt -c tests/frameworks/constraints.txt \
+		--editable '.[ckpt]' pytest pytest-timeout transformers accelerate lightning
+	@$(VENV)-frameworks/bin/python -m pytest -o python_files='with_*.py' -o timeout=900 tests/frameworks $(ARGS)
 
 fmt: setup
 	@$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .
