@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,16 +13,13 @@ from rich.progress import Progress
 from pipelines.cli.options import JsonFile
 from pipelines.errors import StatedError
 
-if TYPE_CHECKING:
-    import click
-
 DEFAULT = "month"
 
 
 class _WithDefault(typer.core.TyperGroup):
     """`transom simulate` alone, or with options of the month, is `transom simulate month`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h")):
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)

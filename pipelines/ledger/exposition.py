@@ -112,29 +112,29 @@ class Exposition(Collector):
         for measures in self._ledger.state.measures():
             for stage, seconds in stage_seconds(measures):
                 taken.setdefault(stage, []).append(seconds)
-        for stage, times in taken.items():
+        for name, times in taken.items():
             buckets = [(repr(bound), sum(seconds <= bound for seconds in times)) for bound in STAGE_BOUNDS_SECONDS]
-            family.add_metric([stage], [*buckets, ("+Inf", len(times))], sum(times))
+            family.add_metric([name], [*buckets, ("+Inf", len(times))], sum(times))
         return family
 
 
 def _of_failures(jobs: Sequence[JobView]) -> Iterator[Metric]:
     """What each job's failures have cost it."""
-    counted = {
-        "transom_job_failures": ("Incidents for which the job was stopped", lambda job: job.measures.failures),
-        "transom_job_restarts": ("Restarts after a failure", lambda job: job.measures.restarts),
-        "transom_job_lost_steps": ("Steps that were trained again", lambda job: job.measures.lost_steps),
-    }
-    for name, (words, value) in counted.items():
+    counted = (
+        ("transom_job_failures", "Incidents for which the job was stopped", "failures"),
+        ("transom_job_restarts", "Restarts after a failure", "restarts"),
+        ("transom_job_lost_steps", "Steps that were trained again", "lost_steps"),
+    )
+    for name, words, field in counted:
         counter = CounterMetricFamily(name, words, labels=["job"])
         for job in jobs:
-            counter.add_metric([job.job], value(job))
+            counter.add_metric([job.job], float(getattr(job.measures, field)))
         yield counter
-    measured = {
-        "transom_job_mttf_seconds": ("Time in which nothing was repaired, by failures", "mttf_seconds"),
-        "transom_job_mttr_seconds": ("Mean time from an onset to the first new step", "mttr_seconds"),
-    }
-    for name, (words, field) in measured.items():
+    measured = (
+        ("transom_job_mttf_seconds", "Time in which nothing was repaired, by failures", "mttf_seconds"),
+        ("transom_job_mttr_seconds", "Mean time from an onset to the first new step", "mttr_seconds"),
+    )
+    for name, words, field in measured:
         gauge = GaugeMetricFamily(name, words, labels=["job"])
         for job in jobs:
             seconds: float | None = getattr(job.measures, field)
