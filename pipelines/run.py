@@ -119,6 +119,7 @@ class JobRun:
             if stop.is_set():
                 return self._stopped(tell)
             token = secrets.token_hex(8)
+            self._is_recovered()  # so that one that falls before our first look is waited for
             start_first_attempt(self._backend, self._spec.job, token, launchers_seconds=READY_SECONDS_MAX)
             tell(f"job {self._spec.job}: attempt 1 with {self._spec.world_size} ranks has started")
             return self._stay(children, launchers, stop, tell)
@@ -160,7 +161,6 @@ class JobRun:
         self, children: Children, launchers: list[Child], stop: threading.Event, tell: Callable[[str], None]
     ) -> int:
         job = self._spec.job
-        self._is_recovered()  # so that one that falls before our first look is waited for
         while not stop.wait(LOOK_SECONDS):
             recovered = self._is_recovered()
             children.revive(tell, but=launchers)  # engines: their ranks hand over again what they hold

@@ -41,6 +41,7 @@ evidence_seconds = 1.0
 same_cause_max = 100
 restarts_max = 100
 budgets = { user = 100, unknown = 100, hang = 100, infra = 100 }
+exits = { watch_seconds = 0.5, grace_seconds = GRACE }
 [record]
 metrics_flush_seconds = 0.5
 """
@@ -104,11 +105,12 @@ def command_of(pid: int) -> list[str]:
 class Chain:
     """One state folder; every process in it carries a mark, so that what is left over is found and ended."""
 
-    def __init__(self, folder: Path, settings: str = "") -> None:
+    def __init__(self, folder: Path, settings: str = "", exit_grace_seconds: float = 300.0) -> None:
+        """Detection has so long to explain an exit: a slow machine that has just lost its detector needs some."""
         self.folder = folder
         self.state = folder / "s"
         self.config = folder / "transom.toml"
-        self.config.write_text(f'state_dir = "{self.state}"\n' + SETTINGS + settings)
+        self.config.write_text(f'state_dir = "{self.state}"\n' + SETTINGS.replace("GRACE", str(exit_grace_seconds)) + settings)
         self.clock = SystemClock()
         self._started: list[subprocess.Popen[bytes]] = []
         self._codec = Codec({**MESSAGE_TYPES, **VERDICT_TYPES, **RECOVERY_TYPES})
@@ -273,10 +275,12 @@ class Chain:
 
 
 @contextmanager
-def embedded_chain(settings: str = "", folder: Path | None = None) -> Iterator[Chain]:
+def embedded_chain(
+    settings: str = "", folder: Path | None = None, exit_grace_seconds: float = 300.0
+) -> Iterator[Chain]:
     """A chain whose socket paths are short enough; nothing of it is left afterwards."""
     own = Path(tempfile.mkdtemp(prefix="chain-")) if folder is None else folder
-    lab = Chain(own, settings)
+    lab = Chain(own, settings, exit_grace_seconds)
     try:
         yield lab
     finally:

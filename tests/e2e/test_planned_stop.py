@@ -61,7 +61,7 @@ def test_what_torch_leaves_in_the_error_file_is_the_reason_of_the_exit(lab: Lab)
 
 
 def test_a_job_goes_on_without_a_node_that_was_taken_and_no_budget_pays() -> None:
-    with embedded_chain("[recover.exits]\nwatch_seconds = 0.5\n") as chain:
+    with embedded_chain() as chain:
         chain.up()
         run = chain.run("taken", TOGETHER, ranks=1, nodes=2, more=("--spares", "1"))
         chain.await_steps("taken", 1, 20)
@@ -79,7 +79,7 @@ def test_a_job_goes_on_without_a_node_that_was_taken_and_no_budget_pays() -> Non
 
 
 def test_an_exit_that_nobody_explains_is_stopped_with_the_words_of_its_error_file() -> None:
-    with embedded_chain("[recover.exits]\nwatch_seconds = 0.3\ngrace_seconds = 0.5\n") as chain:
+    with embedded_chain(exit_grace_seconds=0.5) as chain:
         chain.up()
         os.kill(chain.service("detect"), signal.SIGSTOP)
         script = STEPS + "for step in steps(40): pass\n" + RECORDED
