@@ -45,13 +45,30 @@ class Reading:
 
 
 class Proof:
-    """The comparison of a copy with its checksum, in a thread of its own; `wait` has what came of it."""
+    """The comparison of a copy with its checksum, in a thread of its own; `wait` has what came of it.
+
+    It holds a lease of its own, because the rank may let go before it is done.
+    """
 
     def __init__(self, lending: Lending, reading: Reading) -> None:
+        self._lending = lending
+        self._reading: Reading | None = reading  # until it has begun
         self._reason: str | None = None
         self._done = threading.Event()
-        # Thread.start would wait until it runs, and on busy cores the rank with it.
-        _thread.start_new_thread(self._run, (lending, reading))
+
+    def begin(self) -> None:
+        """Compare from now on, if that has not begun."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            # Thread.start would wait until it runs, and on busy cores the rank with it.
+            _thread.start_new_thread(self._run, (self._lending, reading))
+
+    def drop(self) -> None:
+        """What has not begun is not needed any more: the rank does not use the copy."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            self._lending.release(reading)
+            self._done.set()
 
     def wait(self, timeout_seconds: float) -> str | None:
         """Empty where the copy is what was saved, else why not; None while that is not known."""
@@ -128,10 +145,13 @@ class Lending:
         """Whether what was loaded with deferred verification is what was saved; waits until that is known."""
         if self._proof is None:
             raise EngineRefused("nothing was loaded over this connection that is still to be verified")
+        self._proof.begin()
         reason = self._proof.wait(max(wire.number(fields, "timeout_seconds"), 0.0))
         return {"settled": reason is not None, "reason": reason or ""}, []
 
     def loaded(self, identity: Identity, fields: Fields) -> Reply:
+        if self._proof is not None:
+            self._proof.begin()
         self.stop_reading()
         step, attempt = wire.whole(fields, "step"), wire.whole(fields, "attempt")
         self._parts.table.resumed(self._session, identity, step)
@@ -196,6 +216,8 @@ class Lending:
 
     def stop_reading(self) -> None:
         self.gathering.release()
+        if self._proof is not None:
+            self._proof.drop()
         if self._reading is not None:
             reading, self._reading = self._reading, None
             self.release(reading)
@@ -226,9 +248,12 @@ class Lending:
             return None  # overwritten meanwhile
         reading = Reading(*found, segment)
         known = reading.slot.checksum
+        later = later and offer.tier != "peer"  # of which the ring has just compared every piece
         if later:
             self._proof = Proof(self, self._again(reading))
-        elif offer.tier != "peer" and self.compare(reading):  # the ring has just compared every piece
+            if self._threads > 1:
+                self._proof.begin()  # else the rank is to have its views first: they are what it waits for
+        elif offer.tier != "peer" and self.compare(reading):
             self.release(reading)
             return None
         self._reading = reading

@@ -26,7 +26,7 @@ from .errors import (
 )
 from .event import Tier
 from .fetching import LoadedShard
-from .link import EngineLink
+from .link import EngineLink, Posted
 from .memfd import MemfdIdentity, memfd_identity
 from .resharding import targets_of
 from .restore import Restorer, as_views
@@ -141,8 +141,11 @@ class Loader:
         views to give the memory back, with the next save or load. From disk, they lie in this process's own memory.
         """
         started = self._clock.monotonic()
+        held: list[tuple[MemfdIdentity, Posted]] = []
 
         def look(copy: Copy) -> dict[str, Any]:
+            if copy.shard.descriptor >= 0:
+                held.append(self._hold(copy.shard))  # the engine does that while we make the views
             return as_views(self._door, copy.shard, copy.tree)
 
         copy = self._find(_policy(policy), _deferred(verify), look)
@@ -151,7 +154,7 @@ class Loader:
         with self._copies.given_back_on_error(copy):
             state: dict[str, Any] = look(copy) if copy.plan is None else copy.plan
             if copy.shard.descriptor >= 0:
-                self._hold(copy.shard)
+                self._await_held(*held[-1])
         return Views(state, self._done(copy, started))
 
     def await_verified(self, timeout_seconds: float = VERIFY_SECONDS_MAX) -> None:
@@ -253,14 +256,19 @@ class Loader:
                 stack.pop_all()
             return good
 
-    def _hold(self, shard: LoadedShard) -> None:
-        """Keep the slot from being written while one tensor over it lives. Raises EngineRefused, EngineUnavailable."""
+    def _hold(self, shard: LoadedShard) -> tuple[MemfdIdentity, Posted]:
+        """Ask that the slot is not written while one tensor over it lives. Raises EngineRefused, EngineUnavailable."""
         assert self._link is not None
         memfd = memfd_identity(shard.descriptor)
         self._in_use[memfd] = self._in_use.get(memfd, 0) + 1
         # Called wherever the last tensor goes, in the middle of anything: it may only make a note.
         weakref.finalize(shard.memory, self._ended.append, memfd).atexit = False
-        reply, _ = self._link.ask({"op": "hold", "memfds": self._name()})
+        return memfd, self._link.post({"op": "hold", "memfds": self._name()})
+
+    def _await_held(self, memfd: MemfdIdentity, posted: Posted) -> None:
+        """That the engine does so. Raises EngineRefused, EngineUnavailable."""
+        assert self._link is not None
+        reply, _ = self._link.collect(posted)
         if list(memfd) not in reply.get("held", []):
             raise EngineRefused("the engine does not keep the slot for views of it; load into tensors instead")
 
