@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.ckpt_lab import ROOT
+from tests.ckpt_lab import ROOT, EngineProcess
 
 PROGRAM = """
 import os, sys
@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, Shard as Along, distribute_tenso
 from ckpt_engine.blocks import Shard
 from ckpt_engine.client import Checkpointer
 
-folder = sys.argv[1]
+folder, socket, tier = sys.argv[1], sys.argv[2] or None, sys.argv[3]
 torch.set_num_threads(1)
 torch.manual_seed(7)
 ROWS, COLUMNS, BIAS, FLAT = torch.randn(10, 6), torch.randn(3, 9).bfloat16(), torch.randn(7), torch.arange(1001)
@@ -36,7 +36,8 @@ def state_of(mesh, rank, world, values):
 def work(rank, world, attempt, load):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store-{attempt}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
-    ckpt = Checkpointer(None, f"{folder}/ck", job="job", attempt=attempt, rank=rank, world_size=world, node=f"n{rank}")
+    directory = None if socket else f"{folder}/ck"
+    ckpt = Checkpointer(socket, directory, job="job", attempt=attempt, rank=rank, world_size=world, node="n0")
     values = (ROWS, COLUMNS, BIAS, FLAT)
     if not load:
         state = state_of(mesh, rank, world, values)
@@ -45,7 +46,7 @@ def work(rank, world, attempt, load):
         state = state_of(mesh, rank, world, [torch.zeros_like(value) for value in values])
         state["plain"].zero_()
         report = ckpt.load(state)
-        assert report is not None and report.step == 10 * (attempt - 1), report
+        assert report is not None and (report.step, report.tier) == (10 * (attempt - 1), tier), report
         assert state["step"] == report.step
         assert torch.equal(state["plain"], torch.full((3,), 2.5))
         for name, value in zip(("rows", "columns", "bias"), values):
@@ -54,7 +55,7 @@ def work(rank, world, attempt, load):
         assert torch.equal(state["flat"].tensor, FLAT[begin : begin + len(state["flat"].tensor)])
         state["step"] += 10
     ticket = ckpt.save(state, state["step"])
-    assert ticket.durable.reached, ticket.failed
+    assert ticket.durable.wait(120), ticket.failed
     dist.barrier()
     dist.destroy_process_group()
 
@@ -78,14 +79,24 @@ print("as it was")
 """
 
 
-def test_four_ranks_save_two_go_on_and_then_three(tmp_path: Path) -> None:
+def run(folder: Path, socket: str, tier: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        [sys.executable, "-c", PROGRAM, str(folder), socket, tier],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "as it was" in done.stdout
+
+
+def test_four_ranks_save_two_go_on_and_then_three(tmp_path: Path) -> None:
+    run(tmp_path, "", "disk")
+
+
+def test_they_go_on_from_what_memory_holds(tmp_path: Path) -> None:
+    with EngineProcess(tmp_path) as engine:
+        run(tmp_path, str(engine.socket), "memory")
+        assert engine.end(15) == 0
