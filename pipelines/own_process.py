@@ -92,6 +92,20 @@ def stop_on_signal(also: Callable[[], None] | None = None) -> Stop:
     return stop
 
 
+@contextlib.contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what is inside as Ctrl-C does: contexts are left in order, and nothing that they started stays."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def raise_open_files_max() -> None:
     """As many open files as this process may have: many hosts begin with 1,024 although far more are allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

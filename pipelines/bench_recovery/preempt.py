@@ -16,9 +16,9 @@ JOB = "preempted"
 NODES, RANKS_PER_NODE = 2, 2
 SAVE_EVERY = 25  # longer than what a stop takes, so that a stop without a save of its own would be seen
 STEADY_STEPS = 60
-START_SECONDS_MAX = 180.0
+START_SECONDS_MAX = 400.0
 NOTICE_SECONDS = 30.0  # what a scheduler gives between SIGTERM and SIGKILL
-BACK_SECONDS_MAX = 60.0
+BACK_SECONDS_MAX = 200.0
 
 
 def measure_preempt(task: Task, tell: Tell) -> Outcome:

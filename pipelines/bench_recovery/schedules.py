@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from detectors.verdict import Culprit, FaultClass, Verdict
@@ -71,7 +72,7 @@ def measure_schedules(task: Task, tell: Tell) -> Outcome:
             whole.add(run_schedules(batch))
             tell(f"{whole.schedules:,} of {task.schedules:,} schedules")
     else:
-        with ProcessPoolExecutor(task.processes) as pool:
+        with ProcessPoolExecutor(task.processes, get_context("spawn")) as pool:
             for done in as_completed([pool.submit(run_schedules, batch) for batch in batches]):
                 whole.add(done.result())
                 tell(f"{whole.schedules:,} of {task.schedules:,} schedules")

@@ -41,6 +41,7 @@ def e2e(
     from pipelines.bench_e2e.compare import Size, compare, outcome_of
     from pipelines.bench_job.under_transom import BenchFailed
     from pipelines.extras import require
+    from pipelines.own_process import unwound_by_sigterm
 
     require("ckpt", "`transom bench e2e` (PyTorch)")
     require("ledger", "`transom bench e2e` (record)")
@@ -55,6 +56,7 @@ def e2e(
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with (
         tempfile.TemporaryDirectory(prefix="transom-e2e-", dir=folder) as place,
+        unwound_by_sigterm(),
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
         shown = progress.add_task("planning")

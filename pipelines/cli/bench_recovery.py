@@ -48,6 +48,7 @@ def recovery(
     from pipelines.asked import chosen_groups
     from pipelines.bench_recovery.asked import ASKED, measured
     from pipelines.bench_recovery.outcome import Task, merged
+    from pipelines.own_process import unwound_by_sigterm
 
     try:
         groups = chosen_groups(ASKED, tuple(only or ()), "transom bench recovery")
@@ -58,6 +59,7 @@ def recovery(
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with (
         tempfile.TemporaryDirectory(prefix="transom-bench-", dir=folder) as place,
+        unwound_by_sigterm(),
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
         shown = progress.add_task("planning")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 
 from ingest.clock import SystemClock
 from pipelines.bench_recovery.outcome import Outcome
@@ -49,13 +50,13 @@ def simulate(
     tell: Tell | None = None,
 ) -> Simulated:
     """Others by arithmetic, ours by its own code. `costs`: instead of ours."""
-    reals = {name: costs or own for name, own in REALS.items()} if costs is None else {REAL: costs}
+    reals = REALS if costs is None else {REAL: costs}
     planned = [
         (name, fleet, own, number) for fleet in fleets for name, own in reals.items() for number in range(months)
     ]
     run = partial(_timed, given=given, seed=seed)
     found: dict[tuple[str, str], list[Timed]] = {}
-    pool = ProcessPoolExecutor(processes) if processes > 1 else None
+    pool = ProcessPoolExecutor(processes, get_context("spawn")) if processes > 1 else None
     try:
         results = pool.map(run, planned) if pool is not None else map(run, planned)
         for number, (one, timed) in enumerate(zip(planned, results, strict=True), start=1):
