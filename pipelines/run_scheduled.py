@@ -8,11 +8,13 @@ from random import Random
 
 from ingest.clock import Clock
 from pipelines.attend import Attendance
-from pipelines.backends import make_backend, submit
+from pipelines.backends import BackendRefused, make_backend, submit
 from pipelines.open_bus import own_command
 from pipelines.places import Places
 from pipelines.run import RunOptions, register_job
 from pipelines.settings import DEFAULT_FILE, Settings
+from recovery.backend import Rejected
+from recovery.backends.scheduled import ScheduledBackend
 from recovery.launcher.protocol import JobSpec
 
 
@@ -56,6 +58,20 @@ class ScheduledRun:
             tell(f"job {job}: `transom attend --job {job}` starts it when they are there")
             return 0
         return Attendance(self._backend, job, self._clock).run(stop, tell)
+
+    def script(self) -> str:
+        """Register the job, and say what would be submitted: whoever submits it gets the same job.
+
+        Raises BackendRefused where its scheduler is not asked by a script.
+        """
+        if not isinstance(self._backend, ScheduledBackend):
+            raise BackendRefused(f"the backend {self._backend.name} has no script to print")
+        register_job(self._places, self._spec, self._options)
+        nodes = self._spec.nodes + self._options.spares
+        try:
+            return self._backend.script(self._spec.job, nodes=nodes, command=self._launcher())
+        except Rejected as error:
+            raise BackendRefused(str(error)) from error
 
     def _launcher(self) -> list[str]:
         """What runs once on each node."""

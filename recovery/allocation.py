@@ -124,6 +124,15 @@ class Allocation(Protocol):
         ...
 
 
+@runtime_checkable
+class Scripted(Protocol):
+    """An allocation that is asked for by a script, which a person may submit as well."""
+
+    def script(self, job: str, *, nodes: int, command: Sequence[str]) -> str:
+        """What `submit` would hand over."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSite:
     """What a backend is made of: where jobs are registered, the clock, dice, and its part of `recover.backends`."""

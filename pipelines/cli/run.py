@@ -42,6 +42,9 @@ BackendName = Annotated[
     str | None, typer.Option("--backend", help="Who gives nodes: local (default), slurm, kubernetes, or a plug-in.")
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="With --backend: only submit; `transom attend` starts the job.")]
+PrintScript = Annotated[
+    bool, typer.Option("--print-script", help="With --backend: register the job and print what would be submitted.")
+]
 
 
 def run(
@@ -62,6 +65,7 @@ def run(
     quiet: Quiet = False,
     backend: BackendName = None,
     detach: Detach = False,
+    print_script: PrintScript = False,
     config: Config = None,
     state_dir: StateDir = None,
     bus: BusKind = None,
@@ -99,10 +103,15 @@ def run(
     show = Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print
     ours = settings_arguments(config, state_dir, bus, bootstrap_servers)
     if chosen == "local":
+        if print_script:
+            raise StatedError("a job on this machine has no script to print; name a --backend, or start it")
         here = JobRun(settings, spec, options, clock, random.Random(), ours)
         code = here.run(stop, lambda text: show(f"transom: {text}"), inherited)
         raise typer.Exit(stop.exit_code if code and stop.is_set() else code)
     there = ScheduledRun(settings, spec, options, clock, random.Random(), ours)
+    if print_script:
+        typer.echo(there.script(), nl=False)
+        return
     code = there.run(stop, lambda text: show(f"transom: {text}"), detach=detach)
     raise typer.Exit(stop.exit_code if stop.is_set() else code)
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from ingest.clock import Clock
-from recovery.allocation import Allocation, AllocationView, LauncherAddress
+from recovery.allocation import Allocation, AllocationView, LauncherAddress, Scripted
 from recovery.backend import (
     Conflict,
     NodeView,
     Observation,
+    Rejected,
     StartRequest,
     TooFewNodes,
     Unavailable,
@@ -130,6 +131,12 @@ class ScheduledBackend:
     def submit(self, job: str, *, nodes: int, command: Sequence[str]) -> AllocationView:
         """Take the first nodes of a job that is registered. See `Allocation.submit`."""
         return self._allocation.submit(job, nodes=nodes, command=command)
+
+    def script(self, job: str, *, nodes: int, command: Sequence[str]) -> str:
+        """What `submit` would hand to the scheduler. Raises Rejected where that is no script."""
+        if not isinstance(self._allocation, Scripted):
+            raise Rejected(f"the {self.name} backend is not asked by a script; run the job without --print-script")
+        return self._allocation.script(job, nodes=nodes, command=command)
 
     def inject(self, job: str, rank: int, fault: str, parameters: dict[str, float]) -> str:
         """Break one rank on purpose; the sentence that says why nothing was done, empty where it was."""

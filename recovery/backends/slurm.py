@@ -98,10 +98,10 @@ class SlurmAllocation:
     # Acting
 
     def submit(self, job: str, *, nodes: int, command: Sequence[str]) -> AllocationView:
-        found = self._find(job)
-        if found is not None:
-            if found.phase == "ended":
-                raise Rejected(f"Slurm job {found.job_id} of {job} has ended ({found.state}); take another job name")
+        found, end = self._find(job), self._files(job).end()
+        if end is not None:
+            raise Rejected(f"job {job} is over ({end.outcome}: {end.reason}); take another job name")
+        if found is not None and found.phase != "ended":
             return self._view(job, found)
         self._ids[job] = self._commands.submit(self.script(job, nodes=nodes, command=command))
         return self.look(job)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from .slurm_text import Mark
+from .slurm_text import LAUNCHERS_LOST, Mark
 
 
 class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,9 +49,12 @@ def batch_script(
         [
             *lines,
             f"grep -qs '\"outcome\"' {outcome} && exit 1  # over, and requeued all the same: terminal stays terminal",
-            # --wait=0 and --kill-on-bad-exit=0: the launchers of other nodes stay when one has ended.
+            # --wait=0 and --kill-on-bad-exit=0: the launchers of other nodes stay when one has ended. A launcher is one
+            # task, and all that the job has on its node is for its ranks: --cpu-bind=none, --mem=0.
             'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --overlap \\',
-            f"  --no-kill --kill-on-bad-exit=0 --wait=0 {shlex.join(command)}",
+            "  --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --mem=0 --mpi=none \\",
+            f"  {shlex.join(command)}",
+            f"[ -e {outcome} ] || exit {LAUNCHERS_LOST}  # every launcher is gone, and nobody has said that it is over",
             f'grep -qs \'"outcome": *"finished"\' {outcome}',
             "",
         ]

@@ -27,6 +27,7 @@ PHASES: Mapping[str, Phase] = {
 # Ends that Slurm has made, not the job: it may run again where its own records do not say that it is over.
 NOT_ITS_OWN_END = frozenset({"NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT", "OUT_OF_MEMORY", "LAUNCH_FAILED"})
 NOT_ITS_OWN_REASON = frozenset({"JobLaunchFailure", "NodeDown", "NodeFail", "launch_failed"})
+LAUNCHERS_LOST = 75  # EX_TEMPFAIL: what our batch script ends with where its launchers are gone and the job is not over
 NOTHING = frozenset({"", "(null)", "N/A", "None", "None assigned", "Unknown"})
 # One letter after a node's state, sinfo(1): the controller hears nothing of it, or its power is off or changing.
 STATE_LETTERS: Mapping[str, str] = {
@@ -69,6 +70,7 @@ class SlurmJob:
     user: str
     submitted: str  # local time; of the last requeue, where there was one
     run_time: str  # hh:mm:ss, with days before it where there are any
+    exit_code: str  # code:signal
 
     @property
     def is_over(self) -> bool:
@@ -77,7 +79,8 @@ class SlurmJob:
             return False
         if self.state == "FAILED" and self.restarts and self.run_time == "00:00:00":
             return False  # requeued, and a slurmd refused to launch it: it never ran
-        return self.state != "FAILED" or self.reason not in NOT_ITS_OWN_REASON
+        lost = self.reason in NOT_ITS_OWN_REASON or self.exit_code == f"{LAUNCHERS_LOST}:0"
+        return self.state != "FAILED" or not lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,7 @@ def job_of(text: str) -> SlurmJob:
             user=fields["UserId"],
             submitted=fields["SubmitTime"],
             run_time=fields["RunTime"],
+            exit_code=fields["ExitCode"],
         )
     except (KeyError, ValueError) as error:
         raise UnreadableAnswer(f"scontrol told a job in a way that is not understood ({_why(error)})") from error

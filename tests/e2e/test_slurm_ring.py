@@ -28,13 +28,17 @@ def chain(slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Chain]:
     with embedded_chain(SETTINGS) as chain:
         chain.up()
         yield chain
-        for number, _, _ in slurm.commands.jobs_named("ring"):
+        for number in (*numbers(slurm, "ring"), *numbers(slurm, "short")):
             slurm.cancel(number)  # before the folder goes, in which its launchers write
 
 
-def run(chain: Chain, script: str, *arguments: str, torch: bool) -> object:
+def numbers(slurm: SlurmLab, job: str) -> list[int]:
+    return [number for number, _, _ in slurm.commands.jobs_named(job)]
+
+
+def run(chain: Chain, job: str, script: str, *arguments: str, torch: bool) -> object:
     return chain.transom(
-        "run", "--config", str(chain.config), "--job", "ring", "--backend", "slurm", "--nnodes", "2",
+        "run", "--config", str(chain.config), "--job", job, "--backend", "slurm", "--nnodes", "2",
         "--nproc-per-node", "2", "--allow-inject", "--quiet", script, *arguments, torch=torch,
     )  # fmt: skip
 
@@ -50,10 +54,9 @@ def await_steps(chain: Chain, attempt: int, steps: int) -> AttemptStarted:
 
 
 def test_a_torch_job_comes_back_in_its_allocation_and_then_without_the_bad_node(chain: Chain, slurm: SlurmLab) -> None:
-    run(chain, str(TRAIN), *SMALL, torch=True)
+    run(chain, "ring", str(TRAIN), *SMALL, torch=True)
     await_steps(chain, 1, 12)
-    (number, _, _), *others = slurm.commands.jobs_named("ring")
-    assert not others
+    (number,) = numbers(slurm, "ring")
 
     chain.call("inject", "kill", "--job", "ring", "--rank", "1")
     second = await_steps(chain, 2, 20)
@@ -78,7 +81,7 @@ def test_a_torch_job_comes_back_in_its_allocation_and_then_without_the_bad_node(
 def test_a_job_that_finishes_is_completed_for_slurm_too(chain: Chain, slurm: SlurmLab) -> None:
     script = chain.folder / "finishes.py"
     script.write_text(STEPS + "for step in steps(20): pass\n")
-    front = run(chain, str(script), torch=False)
+    front = run(chain, "short", str(script), torch=False)
     assert front.wait(DEADLINE_SECONDS) == 0, chain.shown("run")
-    (number, _, _), *_ = slurm.commands.jobs_named("ring")
+    (number,) = numbers(slurm, "short")
     assert slurm.wait_for_phase(number, "ended").state == "COMPLETED"

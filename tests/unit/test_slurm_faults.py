@@ -12,6 +12,7 @@ from recovery.allocation import AllocationView
 from recovery.backend import Ambiguous, Conflict, Rejected, TooFewNodes, Unavailable
 from recovery.backends.slurm_cli import SlurmCommands, SlurmTimes
 from recovery.launcher.job_files import JobFiles
+from recovery.launcher.protocol import JobEnd
 from tests.fake_slurm import FakeSlurm
 from tests.slurm_worlds import SlurmJobs, fake_slurm_jobs
 
@@ -276,6 +277,18 @@ def test_two_jobs_of_one_name_are_told_apart(jobs: SlurmJobs, slurm: FakeSlurm) 
     slurm.controller.schedule()
     assert allocation.look(job).generation > first.generation
     assert jobs.allocation().look(job).phase == "running"
+
+
+def test_a_name_whose_slurm_job_has_ended_may_be_taken_anew_but_not_one_that_is_over(
+    jobs: SlurmJobs, slurm: FakeSlurm
+) -> None:
+    job, first = submitted(jobs)
+    record_of(jobs, job)["state"] = "CANCELLED"
+    again = jobs.allocation().submit(job, nodes=2, command=COMMAND)
+    assert (again.phase, again.generation > first.generation) == ("running", True)
+    JobFiles(jobs.folder, job).write_end(JobEnd(outcome="finished", reason="all ended well", at=1.0))
+    with pytest.raises(Rejected, match="take another job name"):
+        jobs.allocation().submit(job, nodes=2, command=COMMAND)
 
 
 def test_somebody_elses_job_of_that_name_is_not_ours(jobs: SlurmJobs, slurm: FakeSlurm) -> None:

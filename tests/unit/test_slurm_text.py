@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.backends.slurm_text import (
+    LAUNCHERS_LOST,
     PHASES,
     Mark,
     UnreadableAnswer,
@@ -26,7 +27,7 @@ JOB = (
     "NodeList=n[1-2] BatchHost=n1 NumNodes=2-4 NumCPUs=2 ReqB:S:C:T=0:0:*:* TRES=cpu=2,node=2,billing=2 "
     "Command=/home/ada/my job=x.sh WorkDir=/home/ada Comment=t:train:3:abcd:requeued:2  StdErr=/dev/null Power= \n"
 )
-WORDS = st.text(st.characters(codec="ascii", exclude_characters=": \n"), min_size=1, max_size=20)
+WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=":"), min_size=1, max_size=20)
 
 
 def test_a_job_as_scontrol_tells_it() -> None:
@@ -79,6 +80,12 @@ def test_an_end_that_slurm_made_is_not_the_jobs_own(
 def test_an_answer_that_is_cut_off_is_not_an_answer(cut: int) -> None:
     with pytest.raises(UnreadableAnswer):
         job_of(JOB[:cut])
+
+
+def test_a_job_whose_launchers_are_gone_and_that_nobody_has_ended_may_come_back() -> None:
+    text = JOB.replace("JobState=RUNNING Reason=None", "JobState=FAILED Reason=NonZeroExitCode")
+    assert job_of(text.replace("ExitCode=0:0", "ExitCode=1:0")).is_over
+    assert not job_of(text.replace("ExitCode=0:0", f"ExitCode={LAUNCHERS_LOST}:0")).is_over
 
 
 def test_a_state_that_nobody_knows_is_not_guessed() -> None:
