@@ -15,7 +15,7 @@ from .downloading import Downloader
 from .errors import CheckpointError, EngineRefused
 from .event import WHOLE_STEP, EngineEvent, EventState, Tier
 from .lending import Lending
-from .live_copy import copy_live
+from .live_copy import LiveMemories
 from .manifest import attempts_on_disk, complete_steps, rejection_of, step_numbers
 from .outline import Outlines
 from .persist import Persister
@@ -64,6 +64,7 @@ class Session:
         self._parts = parts
         self._identity: Identity | None = None
         self._lending = Lending(parts, number)
+        self._live = LiveMemories()
         self._operations: dict[str, Callable[[Fields, list[int]], Reply]] = {
             "register": self._register,
             "prepare": self._prepare,
@@ -205,7 +206,8 @@ class Session:
         try:
             slot = self._parts.table.granted(self.number, self._own(), reply["slot"], reply["generation"])
             assert slot.segment is not None
-            copy_live(descriptors[0], wire.whole(fields, "segment_bytes"), slot.segment.view)
+            memory = self._live.of(descriptors[0], wire.whole(fields, "segment_bytes"))
+            memory.copy(descriptors[0], slot.segment.view)
         except BaseException:
             wire.close_all(granted)
             raise
@@ -314,6 +316,7 @@ class Session:
 
     def _hang_up(self) -> None:
         self._lending.hang_up()
+        self._live.close()
         if self._identity is not None:
             header = self._parts.table.hang_up(self.number, self._identity)
             if header is not None:

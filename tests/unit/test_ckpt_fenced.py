@@ -206,14 +206,14 @@ def test_the_fence_waits_until_the_engine_has_copied(lab: Lab, make: Make, monke
     checkpointer.adopt(state)
     saved = bits(state)
     copied: list[str] = []
-    plain = live_copy._read
+    plain = live_copy._copy
 
-    def slow(descriptor: int, target: memoryview, offset: int) -> None:
-        plain(descriptor, target[: len(target) // 2], offset)
+    def slow(slot: memoryview, source: int, start: int, stop: int) -> None:
+        plain(slot, source, start, (start + stop) // 2)
         eventually(lambda: copied, "the fence")
-        plain(descriptor, target, offset)
+        plain(slot, source, start, stop)
 
-    monkeypatch.setattr(live_copy, "_read", slow)
+    monkeypatch.setattr(live_copy, "_copy", slow)
     ticket = checkpointer.save(state, 1)
     compute(state)
     copied.append("fence")
