@@ -31,6 +31,7 @@ from .kube.manifests import (
     generation_name,
     job_of,
     object_name,
+    pod_command,
     pod_template,
     selector,
     token_secret,
@@ -121,8 +122,11 @@ class KubernetesAllocation:
         cluster = self._cluster(job)
         pods = [pod for pod in cluster.pods if pod.spec.node_name == node]
         if pods and all(pod.processes_ended for pod in pods):
-            return True  # without the right to look at nodes, this is all that can be known
-        found = self._api.get(NODES, node, Node)
+            return True  # without the right to look at nodes, nothing else vouches
+        try:
+            found = self._api.get(NODES, node, Node)
+        except Rejected:
+            return False
         return nothing_runs(pods, found, excluded=node in cluster.records.excluded)
 
     def release(self, job: str, end: JobEnd) -> None:
@@ -161,10 +165,9 @@ class KubernetesAllocation:
             return
 
     def _template(self, job: str, command: Sequence[str]) -> dict[str, Any]:
-        given = _read_template(self._options.pod_template)
-        return pod_template(
-            given, job=job, image=self._options.image, command=command, port=self._options.launcher_port
-        )
+        given, port = _read_template(self._options.pod_template), self._options.launcher_port
+        words = pod_command(command, port=port, interpreter=self._options.interpreter)
+        return pod_template(given, job=job, image=self._options.image, command=words, port=port)
 
     def _ensure_secret(self, job: str, seen: JobMap) -> None:
         path = JobFiles(self._jobs_folder, job).folder / "token"

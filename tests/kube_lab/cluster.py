@@ -23,6 +23,7 @@ from tests.machine import program
 
 NODES = ("n1", "n2", "n3", "n4")
 SLEEPER = ("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done")
+SLOW_TO_END = ("sh", "-c", "trap 'sleep 0.7; exit 0' TERM; while :; do sleep 0.05; done")
 numbers = count()
 
 
@@ -86,9 +87,9 @@ class KubeJob:
         }  # fmt: skip
         return make_allocation(BackendSite(self.folder, SystemClock(), random.Random(1), given))
 
-    def submit(self, allocation: KubernetesAllocation, *, pods: int | None = None) -> tuple[str, ...]:
+    def submit(self, allocation: KubernetesAllocation, command: tuple[str, ...] = SLEEPER) -> tuple[str, ...]:
         """Submitted and running; the nodes it has."""
-        allocation.submit(self.job, nodes=pods or self.nodes, command=SLEEPER)
+        allocation.submit(self.job, nodes=self.nodes, command=command)
         return self.wait_running(allocation)
 
     def wait_running(self, allocation: KubernetesAllocation) -> tuple[str, ...]:

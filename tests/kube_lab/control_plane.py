@@ -121,17 +121,12 @@ class ControlPlane:
         body = {"spec": {"taints": taints}}
         self.ask("PATCH", f"/api/v1/nodes/{node}", body, content="application/merge-patch+json")
 
-    def apply_crds(self) -> list[str]:
-        """Those of Kubeflow's trainer; their names."""
+    def apply_crd(self, name: str) -> None:
+        """One of those that Kubeflow's trainer ships."""
         import yaml
 
-        names = []
-        for path in sorted((self._binary.parent / CRDS).glob("*.yaml")):
-            for tree in yaml.safe_load_all(path.read_text()):
-                if tree and tree.get("kind") == "CustomResourceDefinition":
-                    self.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", tree)
-                    names.append(tree["metadata"]["name"])
-        return names
+        tree = yaml.load((self._binary.parent / CRDS / f"{name}.yaml").read_text(), yaml.CSafeLoader)
+        self.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", tree)
 
     def close(self) -> None:
         for process in (*self.kubelets.values(), *reversed(self._servers.values())):

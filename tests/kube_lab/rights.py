@@ -34,7 +34,8 @@ def give(
         cluster = cluster_role(f"transom-{user}-{namespace}")
         plane.ask("POST", f"{RBAC}/clusterroles", cluster)
         plane.ask("POST", f"{RBAC}/clusterrolebindings", _binding("ClusterRoleBinding", cluster, user))
-    wait_for(lambda: _may(plane, user, namespace, "watch", "pods"), "the API server knows the role")
+    verb = "list" if lacks == ("pods", "watch") else "watch"
+    wait_for(lambda: _may(plane, user, namespace, verb, "pods"), "the API server knows the role")
     if nodes:
         wait_for(lambda: _may(plane, user, namespace, "get", "nodes"), "the API server knows the cluster role")
 

@@ -364,4 +364,6 @@ def _selectors(labels: str, fields: str) -> list[tuple[str, str]]:
 
 
 def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:500]
+    """A long one is cut in the middle: a server puts the whole object before what is wrong with it."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 500 else f"{text[:250]} … {text[-250:]}"
