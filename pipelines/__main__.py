@@ -17,6 +17,7 @@ from pipelines.cli import (
     jobs,
     machine,
     measures,
+    notify,
     reads,
     recovery,
     run,
@@ -52,6 +53,7 @@ app.command(rich_help_panel="Services")(services.record)
 app.command(rich_help_panel="Services")(services.console)
 app.add_typer(checkpoints.ckpt, name="ckpt", rich_help_panel="Services")
 app.command(hidden=True)(services.launcher)
+app.add_typer(notify.notify, name="notify", rich_help_panel="Services")
 app.add_typer(machine.topics, name="topics", rich_help_panel="Services")
 app.command(rich_help_panel="Look")(reads.incidents)
 app.command(rich_help_panel="Look")(reads.verdicts)

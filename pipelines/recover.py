@@ -12,6 +12,7 @@ from ingest.codec import Codec, Undecodable
 from ingest.dead_letters import dead_letter
 from pipelines.backends import JobBackends
 from pipelines.checkpoints import EngineCatalog
+from pipelines.notify.people import told_people
 from pipelines.own_process import tell
 from pipelines.places import Places
 from pipelines.proving import Proving
@@ -64,26 +65,32 @@ class Recover:
             jobs=lambda: open_jobs(places), lease=lease,
         )  # fmt: skip
         self._proving = Proving(catalog, settings.checkpoint.proved_seconds, lambda: self._quiet_jobs(places))
+        self._people = told_people(settings, self._store, clock, tell)
         self._ready.unlink(missing_ok=True)
 
     def run(self, stop: Event) -> None:
         """Until `stop`. An unreachable bus stops no decision that is already on disk: only the telling waits."""
+        self._people.begin()
         for incident in self._controller.reconcile():
             tell(f"recover: going on with incident {incident.incident_id} ({incident.state})")
         producer = self._bus.producer()
         consumer = self._bus.consumer(GROUP, ("verdicts", "commands"))
         try:
             while not stop.is_set():
+                sees_bus = True
                 try:
                     self._read(consumer, producer)
                 except BusUnavailable as error:
+                    sees_bus = False
                     tell(f"recover: {error}; trying again")
                     stop.wait(RETRY_SECONDS)
                 self._controller.tick(self._clock.now())
+                self._people.turn(sees_bus)
                 self._publish(producer)
                 self._proving.tick(self._clock.now())
         finally:
             self._proving.close()
+            self._people.close()
             self._ready.unlink(missing_ok=True)
             consumer.close()
             producer.close()
@@ -126,6 +133,7 @@ class Recover:
         waiting = self._controller.pending_messages()
         if not waiting:
             return
+        self._people.hear(entry.message for entry in waiting)  # also while the bus is away
         try:
             for entry in waiting:
                 encoded = self._codec.encode(entry.message)

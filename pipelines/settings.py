@@ -228,6 +228,27 @@ class ConsoleSettings(_Section):
     port: int = Field(8501, ge=0, le=65535, description="0: any free port")
 
 
+class NotifySettings(_Section):
+    least: Literal["info", "warning", "page"] = Field(
+        "info", description="quieter ones are not told: info (by itself), warning (look at it), page (a person's turn)"
+    )
+    console_url: str | None = Field(None, description="where people open the console, for links; else its own address")
+    cooldown_seconds: float = Field(
+        300.0, ge=0.0, description="the same of another incident of the job is kept back for so long, and counted"
+    )
+    webhook_url: str | None = Field(None, description="JSON is posted there")
+    webhook_url_file: Path | None = Field(None, description="file that holds that address, where it is a secret")
+    webhook_token_file: Path | None = Field(None, description="file that holds the token which is sent along")
+    webhook_secret_file: Path | None = Field(None, description="file that holds the secret which signs the body")
+    command: tuple[str, ...] = Field((), description="program and its arguments; it gets JSON on standard input")
+    alertmanager_url: str | None = Field(None, description="Alertmanager: one alert for each open incident")
+    alertmanager_token_file: Path | None = Field(None, description="file that holds the token for it")
+    resend_seconds: float = Field(60.0, gt=0.0, description="how often Alertmanager is sent what is open")
+    heartbeat_url: str | None = Field(None, description="posted to as long as recovery sees what it watches")
+    heartbeat_url_file: Path | None = Field(None, description="file that holds that address, where it is a secret")
+    heartbeat_seconds: float = Field(60.0, gt=0.0, description="how often")
+
+
 class Settings(BaseSettings):
     """Everything that can be set; a key that is not here is an error."""
 
@@ -240,6 +261,7 @@ class Settings(BaseSettings):
     record: RecordSettings = RecordSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     console: ConsoleSettings = ConsoleSettings()
+    notify: NotifySettings = NotifySettings()
 
     @classmethod
     def settings_customise_sources(

@@ -13,6 +13,7 @@ MAY_NOT_SKIP = "TRANSOM_TESTS_MAY_NOT_SKIP"  # set in CI
 PACKAGES = {
     "java": "a Java 17", "mvn": "Maven", "chromium": "Chromium", "ip": "iproute2", "openssl": "OpenSSL",
     "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client",
+    "prometheus-alertmanager": "prometheus-alertmanager",
 }  # fmt: skip
 
 
