@@ -362,7 +362,7 @@ class JobDetector:
         if attempt.roster.roles_told > channel.roles_told:
             roles = [attempt.roster.ranks[rank].role for rank in channel.ranks]
             channel.give_roles(roles, attempt.roster.roles_told)
-        live = {number for number, rank in attempt.roster.ranks.items() if rank.live} if matrix.may_close else set()
+        live = attempt.roster.live_numbers() if matrix.may_close else set()
         for step in matrix.close(now, live):
             self.counts.steps += 1
             for watching in attempt.channels.values():

@@ -166,6 +166,11 @@ class Roster(msgspec.Struct, kw_only=True):
     def live(self) -> list[RankState]:
         return [state for _, state in sorted(self.ranks.items()) if state.live]
 
+    def live_numbers(self) -> set[int]:
+        """The same, as numbers; asked at every tick in which a step may close."""
+        ranks = self.ranks
+        return {number for number, rank in ranks.items() if rank.exited_at is None and rank.phase != "finished"}
+
     def node_of(self, rank: int) -> str | None:
         state = self.ranks.get(rank)
         return state.node if state else None

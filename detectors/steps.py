@@ -118,27 +118,25 @@ class StepMatrix:
         offset = -1
         if place is not None:
             state.partition, offset = place.partition, place.offset
-        columns = message.columns
+        columns, ended_at = message.columns, message.ended_at
         key = tuple(columns)
         layout = self._layouts.get(key) or self._layout(key)
         told = columns.values() if layout.whole else list(map(columns.__getitem__, layout.names))
-        if len(steps) == 1:
-            rows: Iterable[Iterable[float | None]] = (chain.from_iterable(told),)  # quicker than what follows
-        else:
-            rows = zip(*told, strict=True) if told else ((),) * len(steps)
-        for step, ended_at, samples in zip(steps, message.ended_at, rows, strict=True):
+        rows = list(zip(*told, strict=True)) if len(steps) > 1 else None
+        for row, step in enumerate(steps):
             slot = step % self._depth
             if self._step[slot] != step and not self._takes(step, slot, message.at):
                 continue
-            if self._reported[slot][column]:
-                report = (slot, column, sequence, offset)
-                changed = self._revise(layout, report, ended_at, samples)
+            samples: Iterable[float | None] = rows[row] if rows else chain.from_iterable(told)  # for one row: quicker
+            reported = self._reported[slot]
+            if reported[column]:
+                changed = self._revise(layout, (slot, column, sequence, offset), ended_at[row], samples)
             else:  # the first report of this rank and step: written with the others, a matrix at a time
-                self._reported[slot][column] = 1
+                reported[column] = 1
                 if not layout.reports:
                     self._fresh.append(layout)
                 layout.reports += (slot, column, sequence, offset)
-                layout.ended_at.append(ended_at)
+                layout.ended_at.append(ended_at[row])
                 layout.samples += samples
                 changed = True
             if changed and state.next_step is not None and step < state.next_step and step not in state.revised:

@@ -13,6 +13,7 @@ from .events import AT_MAX, MESSAGE_TYPES, Topic
 
 MESSAGE_BYTES_MAX = 1_000_000  # below Kafka's default message.max.bytes (1,048,588) with room for headers
 TYPE_PREFIX = "org.transom."
+TYPE_AT = 3  # where `cloud_event_headers` puts the type: looked at first, and for nearly all messages alone
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -59,11 +60,8 @@ class Codec:
         """The message, unknown fields ignored. Raises Undecodable, and nothing else whatever the bytes are."""
         if len(value) > MESSAGE_BYTES_MAX:
             raise Undecodable(f"the message has {len(value)} bytes, the limit is {MESSAGE_BYTES_MAX}")
-        decoder = None
-        for key, raw in headers:
-            if key == "ce_type":
-                decoder = self._of_header.get(raw) if isinstance(raw, bytes) else None
-                break
+        key, raw = headers[TYPE_AT] if len(headers) > TYPE_AT else ("", b"")
+        decoder = self._of_header.get(raw) if key == "ce_type" and isinstance(raw, bytes) else None
         if decoder is None:
             name = message_type(headers)
             decoder = self._decoders.get(name)
@@ -77,7 +75,7 @@ class Codec:
 
 def message_type(headers: Headers) -> str:
     """The short type name (`metrics.v1`) in these headers. Raises Undecodable where there is none."""
-    for key, raw in headers:
+    for key, raw in (*headers[TYPE_AT : TYPE_AT + 1], *headers):
         if key == "ce_type":
             try:
                 return _short_name(raw)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from detectors.clues import Condition, six_digits
 from detectors.ensemble.committee import COMPUTE, DATA, Opinion
 from detectors.ensemble.config import EnsembleConfig
+from detectors.ranks.excess import DELAY, OPTIMIZER, OWN, STEP, WALL
 from detectors.ranks.finding import Finding, Kind, Subject, describe
 from detectors.ranks.findings import Support, condition_of
-from detectors.ranks.many_peers import DELAY, OPTIMIZER, OWN, STEP, WALL
 from detectors.roster import Roster
 from detectors.steps import Floats, StepMatrix
 from detectors.verdict import Culprit, Evidence

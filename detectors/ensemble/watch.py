@@ -19,6 +19,7 @@ from detectors.ensemble.committee import Opinion, cold_decades, columns_of, leve
 from detectors.ensemble.ensemble import Ensemble, Singles
 from detectors.ensemble.few_rows import FewRows
 from detectors.ensemble.says import Named, Who, attribute, cold_support, condition_alone, support_of
+from detectors.medians import finite_median
 from detectors.ranks.channel import RankChannel
 from detectors.ranks.few_peers import FEW_MAX
 from detectors.ranks.finding import Finding
@@ -313,8 +314,8 @@ class Watch:
         width = config.persistence[1]
         empty: Singles = np.empty((0, width, len(config.features)), dtype=np.float32)
         durations = seen.matrix.values(seen.step, "train.step.duration")
-        told = durations[np.isfinite(durations)] if durations is not None else np.empty(0)
-        step_seconds = float(np.median(told)) if len(told) else 0.0
+        common = finite_median(durations) if durations is not None else 0.0
+        step_seconds = common if np.isfinite(common) else 0.0
         windows = empty
         if state.scored > config.restart_steps and state.calm >= width:
             stride = max(width, -(-len(self._ranks) // config.windows_each_step))

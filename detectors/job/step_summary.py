@@ -62,6 +62,9 @@ def summary_of(matrix: StepMatrix, step: int) -> Floats | None:
 def block_of(rows: Floats) -> Floats:
     """Several rows as one: the first one's identity, the lower median of each measure, the usual busiest."""
     out: Floats = np.array(rows[0])
+    if len(rows) == 1:
+        out[~np.isfinite(out)] = np.nan
+        return out
     for name in COLUMNS[INDEX["seconds"] :]:
         out[INDEX[name]] = lower_median(rows[:, INDEX[name]])
     ranks, counts = np.unique(rows[:, INDEX["busiest"]], return_counts=True)

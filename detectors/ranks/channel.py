@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.ranks.config import RankChannelConfig
+from detectors.ranks.excess import OWN, WALL, far_out, rows_of
 from detectors.ranks.few_peers import FEW_MAX, FewPeers
 from detectors.ranks.finding import Finding
 from detectors.ranks.hysteresis import SCALES, Evidence, Singles, since_shift
-from detectors.ranks.many_peers import OWN, WALL, ManyPeers, far_out, rows_of
+from detectors.ranks.many_peers import ManyPeers
 from detectors.ranks.node_view import NodeView
 from detectors.ranks.open_findings import KIND_OF, Opened, OpenFindings, Seen
 from detectors.ranks.roles import given_roles, learned_roles
@@ -62,7 +63,7 @@ class RankChannel:
         self._many = ManyPeers(nodes, self.config.many) if count > FEW_MAX else None
         # nodes are held against the whole job: a role may live on two of them, of which neither is the odd one
         everyone = replace(self.config.many, cap_floors=math.inf, odd_tests=(), odd_every=0)
-        self._everyone = ManyPeers(nodes, everyone)
+        self._everyone = ManyPeers(nodes, everyone, keeps=False)
         self._evidence, self._node_evidence = self._make_evidence()
         self.give_roles(roles)
         self._take_roles(None)
@@ -273,12 +274,12 @@ class RankChannel:
         rows = rows_of(matrix, step)
         mine = self._many.score(matrix, step, rows, again=age is not None)
         if mine is not None:
-            told = mine.mates if warm else far_out(mine.mates, self.config.cold_z, self.config.cold_excess)
+            told = mine.mates() if warm else far_out(mine.mates(), self.config.cold_z, self.config.cold_excess)
             for name, evidence in self._evidence.items():
                 evidence.push(told[name]) if age is None else evidence.replace(age, told[name])
         whole = self._everyone.score(matrix, step, rows, again=age is not None)
         if whole is not None and self._node_evidence:
-            told = whole.peers if warm else far_out(whole.peers, self.config.cold_z, self.config.cold_excess)
+            told = whole.peers() if warm else far_out(whole.peers(), self.config.cold_z, self.config.cold_excess)
             for name, evidence in self._node_evidence.items():
                 values = self._view.excess(told[name])
                 evidence.push(values) if age is None else evidence.replace(age, values)

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from detectors.ranks.excess import DATA, DELAY, STEP
 from detectors.ranks.hysteresis import Bools
-from detectors.ranks.many_peers import DATA, DELAY, STEP
 from detectors.ranks.node_view import NodeView
 from detectors.ranks.open_findings import Opened
 from detectors.steps import Floats, Ints, StepMatrix

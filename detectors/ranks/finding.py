@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from detectors.ranks.excess import WAIT
 from detectors.ranks.hysteresis import Bools
-from detectors.ranks.many_peers import WAIT
 from detectors.steps import Floats, Ints, StepMatrix
 
 STEPS_LOOKED_AT = 16  # the newest of a finding's steps, behind its medians

@@ -11,25 +11,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from detectors.medians import finite_median, median, row_medians
+from detectors.ranks.excess import AT, COLUMNS, DATA, IN_STEPS, STEP, WALL, Excesses, StepRows, rows_of
 from detectors.ranks.hysteresis import Bools, Singles
 from detectors.ranks.node_view import NodeView
 from detectors.steps import TIMINGS, Ints, StepMatrix
 
-OWN, WALL = "train.compute.own", "train.compute.duration"
-DATA, DELAY, STEP = "train.data.duration", "train.run_queue.delay", "train.step.duration"
-OPTIMIZER, WAIT = "train.optimizer.duration", "train.collective.wait"
-BUSY = "compute + data + collective wait"  # ends later than the peers' only where a rank's own collective does
-COLUMNS = (*TIMINGS, BUSY)
-OF_STEP = frozenset((STEP, DATA, WAIT, DELAY, OPTIMIZER, BUSY))  # measured in shares of the step
-AT = {name: index for index, name in enumerate(COLUMNS)}
-IN_STEPS: Bools = np.array([name in OF_STEP for name in COLUMNS])
 CORRELATED_STEPS = 10.0  # a node's noise is the same for about so long
 KEPT = 64  # steps whose medians are kept for what comes late
 SHOWN = 16  # steps whose deviations are kept
@@ -37,7 +30,7 @@ SHOWN = 16  # steps whose deviations are kept
 
 @dataclass(frozen=True, slots=True)
 class ManyPeersConfig:
-    """Shares are of the time itself or of the step; see OF_STEP."""
+    """Shares are of the time itself or of the step; see `excess.OF_STEP`."""
 
     z_freeze: float = 4.0
     z_clip: float = 20.0
@@ -60,20 +53,6 @@ class ManyPeersConfig:
     length_max: float = 1.5  # of the usual step, and its inverse: other steps are not learned from
 
 
-class StepRows(NamedTuple):
-    """One step as it is read from the matrix: rank × COLUMNS, and the median of its durations (None: not told)."""
-
-    rows: Singles
-    seconds: float | None
-
-
-class Excesses(NamedTuple):
-    """One step, by kind of evidence: each rank against its peers, and against its node-mates where it has enough."""
-
-    peers: dict[str, Singles]
-    mates: dict[str, Singles]
-
-
 class _State(msgspec.Struct):
     rows: int = 0  # clean steps in the offsets
     steps: list[int] = []  # the newest steps with kept medians, oldest first
@@ -86,21 +65,24 @@ class _State(msgspec.Struct):
 
 
 class ManyPeers:
-    """Deviations of every rank from its role; `excess` gives what evidence is counted of."""
+    """Deviations of every rank from its role, step by step."""
 
-    def __init__(self, nodes: Sequence[str], config: ManyPeersConfig | None = None) -> None:
+    def __init__(self, nodes: Sequence[str], config: ManyPeersConfig | None = None, *, keeps: bool = True) -> None:
+        """Not `keeps`: nobody asks for `deviations` and `beside_peers`."""
         self.config = config or ManyPeersConfig()
         self.nodes, self.count = list(nodes), len(nodes)
         count = self.count
+        self.keeps = keeps
+        kept, shown = (KEPT, SHOWN) if keeps else (0, 0)
         self._state = _State()
+        self._oldest = 0  # row of `_beside`, a ring
         self.metric = ""  # of the computation: OWN or WALL, chosen once by whoever owns this
         self._groups: list[Ints] = []
         self._offset: Singles = np.zeros((count, len(COLUMNS)), dtype=np.float32)
         self._smooth: Singles = np.zeros((count, len(COLUMNS)), dtype=np.float32)
-        self._beside: Singles = np.full((KEPT, count), np.nan, dtype=np.float32)  # of the computation, from all peers:
-        self._oldest = 0  # a ring
+        self._beside: Singles = np.full((kept, count), np.nan, dtype=np.float32)  # of the computation, from all peers
         self._first: Singles = np.zeros(count, dtype=np.float32)  # of the computation, over the first clean steps
-        self._shown: Singles = np.full((2, SHOWN, count, len(TIMINGS)), np.nan, dtype=np.float32)
+        self._shown: Singles = np.full((2, shown, count, len(TIMINGS)), np.nan, dtype=np.float32)
         # step × group × (median, unit, centre, spread) × column
         self._statistics: Singles = np.empty((0, 1, 4, len(COLUMNS)), dtype=np.float32)
         self._set_groups([np.arange(count)])
@@ -139,22 +121,20 @@ class ManyPeers:
             state.steps = [*state.steps[-(KEPT - 1) :], step]
             measured, own = self._measure(rows)
             self._statistics = np.concatenate([self._statistics[-(KEPT - 1) :], measured[None]])
-            state.newest_slot = (state.newest_slot + 1) % SHOWN
-            state.shown = [*state.shown[: state.newest_slot], step, *state.shown[state.newest_slot + 1 :]]
-            self._beside[self._oldest] = np.nan
-            self._oldest = (self._oldest + 1) % KEPT
+            self._make_room(step)
         else:
             own = None
         own, spread, unit = self._own(rows, own, -1 if slot is None else slot - len(state.steps))
         apart, width = self._from_mates(own, spread)
-        self._beside[self._row_beside(state.steps.index(step))] = own[:, AT[self.metric]]
+        if self.keeps:
+            self._beside[self._row_beside(state.steps.index(step))] = own[:, AT[self.metric]]
         if step in state.shown:
             at, clip = state.shown.index(step), self.config.z_clip
             np.clip((own / spread)[:, : len(TIMINGS)], -clip, clip, out=self._shown[0, at])
             np.clip((apart / width)[:, : len(TIMINGS)], -clip, clip, out=self._shown[1, at])
         if slot is None and self._is_clean(told):
             self._learn(matrix, step, (own, spread), (apart, width))
-        return Excesses(self._excess(own, unit), self._excess(apart, unit))
+        return Excesses(own, apart, unit, self.metric)
 
     def deviations(self, step: int, *, from_mates: bool = False) -> Singles | None:
         """rank × timing of one of the newest sixteen steps, in spreads of the peers (or from the node's mates, where
@@ -192,8 +172,11 @@ class ManyPeers:
         self._set_groups([np.flatnonzero(group == number) for number in range(int(group.max(initial=-1)) + 1)])
         self._state = msgspec.convert({k: v for k, v in state.items() if k != "metric"}, _State)
         self._offset, self._smooth = arrays["offset"].copy(), arrays["smooth"].copy()
-        self._first, self._beside, self._oldest = arrays["first"].copy(), arrays["beside"].copy(), 0
-        self._shown, self._statistics = arrays["shown"].copy(), arrays["statistics"].copy()
+        self._first, self._statistics = arrays["first"].copy(), arrays["statistics"].copy()
+        if self.keeps:
+            self._beside, self._oldest, self._shown = arrays["beside"].copy(), 0, arrays["shown"].copy()
+        else:
+            self._state.shown = []
 
     def _set_groups(self, groups: list[Ints]) -> None:
         self._groups = groups
@@ -206,6 +189,16 @@ class ManyPeers:
         self._cells = NodeView(names)
         together = (self._cells.sizes >= self.config.mates_min)[self._cells.of_rank]
         self._mates: Bools = together & (self._group_of >= 0)
+
+    def _make_room(self, step: int) -> None:
+        """For what is kept of one step more."""
+        if not self.keeps:
+            return
+        state = self._state
+        state.newest_slot = (state.newest_slot + 1) % SHOWN
+        state.shown = [*state.shown[: state.newest_slot], step, *state.shown[state.newest_slot + 1 :]]
+        self._beside[self._oldest] = np.nan
+        self._oldest = (self._oldest + 1) % KEPT
 
     def _row_beside(self, index: int) -> int:
         """Where in `_beside` one of `steps` stands."""
@@ -259,16 +252,6 @@ class ManyPeers:
             return apart, np.broadcast_to(least, spread.shape)
         mates = self._mates[:, None]
         return np.where(mates, apart, own), np.where(mates, least, spread)
-
-    def _excess(self, own: Singles, unit: Singles) -> dict[str, Singles]:
-        """What evidence is counted of. A link: its wait is longer although neither its computation nor data is."""
-        return {
-            "compute": _worth(own[:, AT[self.metric]], unit[:, AT[self.metric]], 0.002),
-            "optimizer": _worth(own[:, AT[OPTIMIZER]], unit[:, AT[OPTIMIZER]], 0.002),
-            "data": _worth(own[:, AT[DATA]], unit[:, AT[DATA]], 0.010),
-            "link": np.minimum(own[:, AT[BUSY]], own[:, AT[WAIT]]),
-            "delay": own[:, AT[DELAY]],
-        }
 
     def _is_clean(self, told: StepRows) -> bool:
         """An ordinary step: most ranks have told of it, and it took about as long as the steps before it."""
@@ -346,32 +329,3 @@ class ManyPeers:
                 self._offset[rank, column] = 0.0
                 if self._first[rank] > config.odd_min / 2 and rank not in self._state.odd:
                     self._state.odd.append(rank)
-
-
-def rows_of(matrix: StepMatrix, step: int) -> StepRows | None:
-    """One step; None where the matrix no longer has it."""
-    told = matrix.rows(step)
-    if told is None:
-        return None
-    rows: Singles = np.empty((len(told), len(COLUMNS)), dtype=np.float32)
-    rows[:, :-1] = told
-    rows[:, -1] = told[:, AT[WALL]] + told[:, AT[DATA]] + told[:, AT[WAIT]]
-    seconds = finite_median(rows[:, AT[STEP]])
-    return StepRows(rows, seconds if math.isfinite(seconds) else None)
-
-
-def far_out(excess: dict[str, Singles], spreads: float, least: float) -> dict[str, Singles]:
-    """Before offsets are known only what is far beyond the spread of all values counts."""
-    out = {}
-    for name, values in excess.items():
-        spread = 1.4826 * finite_median(np.abs(values - finite_median(values)))
-        with np.errstate(invalid="ignore"):
-            far = (values > spreads * spread) & (values > least)
-            out[name] = np.where(far, values, np.minimum(values, 0.0))
-    return out
-
-
-def _worth(excess: Singles, unit: Singles, seconds_min: float) -> Singles:
-    """An excess of fewer seconds than timers can tell, or than a person would care for, is none."""
-    with np.errstate(invalid="ignore"):
-        return np.where(excess * unit < seconds_min, np.minimum(excess, 0.0), excess)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from detectors.ranks.excess import DATA, DELAY, OPTIMIZER, WAIT
 from detectors.ranks.finding import Finding, Kind, Subject, describe, subject_key
 from detectors.ranks.hysteresis import Bools
-from detectors.ranks.many_peers import DATA, DELAY, OPTIMIZER, WAIT
 from detectors.ranks.node_view import NodeView
 from detectors.steps import Ints, StepMatrix
 

@@ -33,6 +33,18 @@ def test_a_message_comes_back_equal_on_its_topic_and_key(name: str) -> None:
     assert message_type(encoded.headers) == name
 
 
+def test_a_type_is_found_wherever_among_the_headers_it_stands() -> None:
+    beat = EXAMPLES["node_heartbeat.v1"]
+    encoded = CODEC.encode(beat)
+    (typed,) = [pair for pair in encoded.headers if pair[0] == "ce_type"]
+    others = [pair for pair in encoded.headers if pair != typed]
+    for place in range(len(encoded.headers)):
+        headers = [*others[:place], typed, *others[place:]]
+        assert CODEC.decode(headers, encoded.value) == beat
+        assert message_type(headers) == "node_heartbeat.v1"
+    assert CODEC.decode([typed], encoded.value) == beat
+
+
 def test_a_redelivered_message_carries_the_same_id_and_another_one_does_not() -> None:
     beat = EXAMPLES["node_heartbeat.v1"]
     identity = dict(CODEC.encode(beat).headers)["ce_id"]
