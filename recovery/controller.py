@@ -118,6 +118,8 @@ class Controller:
             asking = [after for incident in driven if (after := self._drive(incident, now)) is not None]
             for incident in unfinished:
                 self._remind(incident, now)
+            waiting = {incident.incident_id for incident in unfinished}
+            self._reminded = {name: at for name, at in self._reminded.items() if name in waiting}
         for incident in asking:  # all of it is on disk now
             self._ask(incident, now)
         for rejection in self._store.open_rejections():

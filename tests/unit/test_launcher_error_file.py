@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from recovery.launcher.error_file import ERROR_FILE_BYTES_MAX, error_file, make_folder, read_error
 
@@ -23,6 +24,15 @@ def test_the_exception_and_its_stack_are_read(tmp_path: Path) -> None:
     assert found is not None
     assert (found.type, found.text) == ("ValueError", "bad: label")
     assert found.traceback.startswith("Traceback")
+
+
+def test_what_torch_itself_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rank-0.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    ErrorHandler().record_exception(ValueError("bad label"))
+    found = read_error(path)
+    assert found is not None
+    assert (found.type, found.text) == ("ValueError", "bad label")
 
 
 @pytest.mark.parametrize("message", ["torch.OutOfMemoryError: CUDA out of memory", "died without a type"])
