@@ -111,9 +111,8 @@ class SlurmTrial:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        end = JobEnd(outcome="stopped", reason="the trial is over", at=self.clock.now())
-        self.files.write_end(end)
-        self.allocation.release(self.job, end)
+        self.files.write_end(JobEnd(outcome="stopped", reason="the trial is over", at=self.clock.now()))
+        self.allocation.cancel(self.job)
         self._store.close()
 
     # The job

@@ -138,6 +138,12 @@ class SlurmAllocation:
                 return
             self._clock.sleep(POLL_SECONDS)
 
+    def cancel(self, job: str) -> None:
+        """All nodes back at once, whatever runs there. Idempotent."""
+        found = self._find(job)
+        if found is not None and found.phase != "ended":
+            self._commands.cancel(found.job_id)
+
     # Inside
 
     def _find(self, job: str) -> SlurmJob | None:

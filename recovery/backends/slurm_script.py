@@ -19,7 +19,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain: bool = False  # drain a node that is excluded; takes an operator
     read_seconds_max: float = 5.0
     write_seconds_max: float = 15.0
-    end_seconds_max: float = 10.0  # for a job to end by itself once its launchers have been told; then it is cancelled
+    end_seconds_max: float = 60.0  # for a job to end by itself once its launchers have been told; then it is cancelled
 
 
 def batch_script(

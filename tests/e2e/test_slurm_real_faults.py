@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,16 +38,20 @@ def trial(slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmTri
         yield trial
 
 
-def trial_of(slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch, script: str) -> SlurmTrial:
-    folder = Path(tempfile.mkdtemp(prefix="trial-"))
-    without_torch = folder / "without" / "torch"
-    without_torch.mkdir(parents=True)
-    (without_torch / "__init__.py").write_text("raise ModuleNotFoundError('no torch here', name='torch')")
-    monkeypatch.setenv("PYTHONPATH", str(without_torch.parent))
-    monkeypatch.setenv("SLURM_CONF", str(slurm.config))
-    monkeypatch.setenv("TRANSOM_HOST", "127.0.0.1")
-    times = {"read_seconds_max": 2.0, "write_seconds_max": 2.0, "end_seconds_max": 2.0}
-    return SlurmTrial(folder, SystemClock(), script=script, policy=POLICY, options=times)
+@contextmanager
+def trial_of(slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch, script: str) -> Iterator[SlurmTrial]:
+    """A trial of the bench in a short folder, whose launchers do not import torch; nothing of it is left."""
+    with tempfile.TemporaryDirectory(prefix="trial-", ignore_cleanup_errors=True) as name:
+        without_torch = Path(name) / "without" / "torch"
+        without_torch.mkdir(parents=True)
+        (without_torch / "__init__.py").write_text("raise ModuleNotFoundError('no torch here', name='torch')")
+        monkeypatch.setenv("PYTHONPATH", str(without_torch.parent))
+        monkeypatch.setenv("SLURM_CONF", str(slurm.config))
+        monkeypatch.setenv("TRANSOM_HOST", "127.0.0.1")
+        times = {"read_seconds_max": 2.0, "write_seconds_max": 2.0}
+        with SlurmTrial(Path(name), SystemClock(), script=script, policy=POLICY, options=times) as trial:
+            yield trial
+        slurm.clear()  # before the folder goes
 
 
 def submitted(jobs: SlurmJobs) -> tuple[str, SlurmAllocation, int]:

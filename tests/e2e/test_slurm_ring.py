@@ -83,5 +83,19 @@ def test_a_job_that_finishes_is_completed_for_slurm_too(chain: Chain, slurm: Slu
     script.write_text(STEPS + "for step in steps(20): pass\n")
     front = run(chain, "short", str(script), torch=False)
     assert front.wait(DEADLINE_SECONDS) == 0, chain.shown("run")
-    (number,) = numbers(slurm, "short")
+    (number,) = numbers(slurm, "short")[-1:]
     assert slurm.wait_for_phase(number, "ended").state == "COMPLETED"
+
+
+def test_a_job_that_cannot_start_is_given_up_with_its_error_and_slurm_sees_a_failure(
+    chain: Chain, slurm: SlurmLab
+) -> None:
+    script = chain.folder / "doomed.py"
+    script.write_text("import no_such_module_anywhere\n")
+    front = run(chain, "short", str(script), torch=False)
+    assert front.wait(DEADLINE_SECONDS) == 1, chain.shown("run")
+    assert "no_such_module_anywhere" in chain.shown("run")
+    assert len(chain.attempts("short")) <= 3, "two restarts at the most"
+    (number,) = numbers(slurm, "short")[-1:]
+    job = slurm.wait_for_phase(number, "ended")
+    assert (job.state, job.restarts) == ("FAILED", 0)
