@@ -43,11 +43,11 @@ def cause_of(verdict: Verdict, config: PolicyConfig) -> str:
 
 def nodes_of(verdict: Verdict, observation: Observation | None) -> tuple[str, ...]:
     """The nodes that a verdict blames; where it names only a rank, the node that rank runs on."""
-    places = {rank.rank: rank.node for rank in observation.ranks} if observation else {}
-    named = (
-        culprit.node or (places.get(culprit.rank) if culprit.rank is not None else None) for culprit in verdict.culprits
-    )
-    return tuple(sorted({node for node in named if node}))
+    named = {culprit.node for culprit in verdict.culprits if culprit.node}
+    unplaced = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None and not culprit.node}
+    if unplaced and observation is not None:
+        named |= {rank.node for rank in observation.ranks if rank.rank in unplaced}
+    return tuple(sorted(named))
 
 
 def nodes_to_exclude(

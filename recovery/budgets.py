@@ -57,8 +57,9 @@ def _account(
     lost = wasted(lead, job, counters, config, now)
     mine, everything = lost.get(plan.cause, 0), sum(lost.values())
     startup = counters.startup_failures + 1 if _is_startup_failure(lead, job, config, now) else 0
-    total, total_max = restarts_used(counters, config, job, None)
-    used, used_max = restarts_used(counters, config, job, plan.budget)
+    nodes = job.node_count
+    total, total_max = restarts_used(counters, config, nodes, None)
+    used, used_max = restarts_used(counters, config, nodes, plan.budget)
     hours = config.restarts_window_seconds / 3600
     words = (
         f"restarts in the last {hours:.0f} h: {total} of {total_max}, {used} of {used_max} for {plan.budget}; "
@@ -87,10 +88,10 @@ def _account(
     return Account(charged, words, "hold", breaker) if breaker else Account(charged, words)
 
 
-def restarts_used(counters: Counters, config: PolicyConfig, job: JobSnapshot, budget: Budget | None) -> tuple[int, int]:
-    """(used, allowed) in the window, of one budget or (None) of all together. A larger job may fail more often."""
+def restarts_used(counters: Counters, config: PolicyConfig, nodes: int, budget: Budget | None) -> tuple[int, int]:
+    """(used, allowed) in the window, of one budget or (None) of all together. More nodes may fail more often."""
     paid = [one for one in counters.restarts if one.budget != "planned" and budget in (None, one.budget)]
-    more = job.node_count // config.nodes_per_restart if config.nodes_per_restart and budget != "user" else 0
+    more = nodes // config.nodes_per_restart if config.nodes_per_restart and budget != "user" else 0
     allowed = config.restarts_max if budget is None else config.class_restarts_max.get(budget, config.restarts_max)
     return len(paid), allowed + more
 
@@ -103,6 +104,8 @@ def reached(lead: Verdict, job: JobSnapshot) -> int:
 
 def wasted(lead: Verdict, job: JobSnapshot, counters: Counters, config: PolicyConfig, now: float) -> dict[str, int]:
     """Restarts by cause that brought nothing; none where the job has got further than ever before."""
+    if not counters.no_progress:
+        return {}
     far = reached(lead, job)
     if far < 0 and job.started_at is not None and now - job.started_at >= config.progress_seconds:
         return {}

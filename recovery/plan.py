@@ -71,8 +71,9 @@ class JobSnapshot:
     @property
     def node_count(self) -> int:
         """How many nodes its ranks are on; what is known of it."""
-        ranks = self.observation.ranks if self.observation is not None else ()
-        return max(self.nodes, len({rank.node for rank in ranks}))
+        if self.nodes or self.observation is None:
+            return self.nodes
+        return len({rank.node for rank in self.observation.ranks})
 
 
 @dataclass(frozen=True, slots=True)

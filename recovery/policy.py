@@ -42,9 +42,8 @@ def decide(
     doubt = _doubt(lead, verb, job, config)
     if doubt:
         return _plain(lead, "notify", f"row {lead.fault_class}: {verb}, but {doubt}")
-    rung = measure(
-        lead, job, counters, config, wasted(lead, job, counters, config, now).get(cause_of(lead, config), 0), now
-    )
+    in_vain = wasted(lead, job, counters, config, now).get(cause_of(lead, config), 0)
+    rung = measure(lead, job, counters, config, in_vain, now)
     candidate = _candidate(lead, verb, verdicts, rung, job, counters, config, now)
     approved = approved_hash == candidate.plan_hash
     held = _held_by_people(job)
