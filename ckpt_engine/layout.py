@@ -175,7 +175,9 @@ def decode_layout(raw: bytes, payload_bytes: int) -> Layout:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"the layout is not readable: {error}") from error
     end = 0
-    for offset, size_bytes, number in sorted((place.offset, place.size_bytes, at) for at, place in enumerate(places)):
+    sizes = [math.prod(place.shape) * _ELEMENT_BYTES[place.dtype] for place in places]
+    rows = zip([place.offset for place in places], sizes, range(len(places)), strict=True)
+    for offset, size_bytes, number in sorted(rows):
         if offset != end:
             raise CheckpointDamaged(f"tensor {places[number].name!r} starts at byte {offset}, expected {end}")
         end += size_bytes

@@ -99,6 +99,11 @@ class Leaves:
             self._sharded[key] = rebuild_sharded(tensor, sharding, mesh, self._door.torch)
         return self._sharded[key]
 
+    def plain_views(self) -> list[Tensor | None]:
+        """The views of all tensors that are no more than that; None for parts of something that is sharded."""
+        views = self._all_views()
+        return [view if it.sharding is None else None for view, it in zip(views, self._tensors, strict=True)]
+
     def fill(self) -> None:
         """All bytes to where they belong: straight from where they are into plain memory, else by torch."""
         fills = [(index, target) for index, target in self._fills if target.numel()]

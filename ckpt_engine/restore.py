@@ -8,7 +8,7 @@ is replaced.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .blocks import Shard
@@ -19,7 +19,7 @@ from .tensors import TensorDoor
 from .tree import ObjectState, TensorRef
 
 if TYPE_CHECKING:
-    pass
+    from torch import Tensor
 
 NAMED_MAX = 5  # keys in one sentence
 
@@ -160,7 +160,23 @@ def as_views(door: TensorDoor, shard: LoadedShard, saved: Any) -> dict[str, Any]
     if type(saved) is not dict:
         raise StateMismatch("what was saved is not a dict")
     leaves = Leaves(door, shard, 1)
-    return {key: built(leaves, node, own=False) for key, node in saved.items()}
+    plain = leaves.plain_views()
+    return {key: _viewed(leaves, plain, node) for key, node in saved.items()}
+
+
+def _viewed(leaves: Leaves, plain: Sequence[Tensor | None], node: Any) -> Any:
+    """As `built` with `own=False`, in fewer steps for what there are thousands of."""
+    kind = node.__class__
+    if kind is TensorRef and node.form == "tensor" and plain[node.index] is not None:
+        return plain[node.index]
+    if kind is dict:
+        return {key: _viewed(leaves, plain, item) for key, item in node.items()}
+    if kind is ObjectState:
+        return _viewed(leaves, plain, node.value)
+    if kind is OrderedDict:
+        pairs = [(key, _viewed(leaves, plain, item)) for key, item in node.items()]
+        return _with_metadata(OrderedDict(pairs), node)
+    return built(leaves, node, own=False)
 
 
 def built(leaves: Leaves, node: Any, *, own: bool) -> Any:

@@ -144,7 +144,15 @@ class TensorDoor:
 
     def views(self, memory: mmap.mmap, payload_offset: int, layout: Layout) -> list[Tensor]:
         """A tensor over each tensor of the layout. They keep `memory` alive; nobody may close it."""
-        places = [self.at_place(memory, payload_offset, place) for place in layout.places]
+        frombuffer, dtypes = self.torch.frombuffer, self.dtypes
+        places: list[Tensor] = []
+        for place in layout.places:  # thousands, and somebody waits: as at_place does it, without its calls
+            dtype, count = dtypes.get(place.dtype), math.prod(place.shape)
+            if dtype is None or not count:
+                places.append(self.at_place(memory, payload_offset, place))
+                continue
+            flat = frombuffer(memory, dtype=dtype, count=count, offset=payload_offset + place.offset)
+            places.append(flat if len(place.shape) == 1 else flat.resize_(place.shape))
         return places + [self.look(places[view.place], view) for view in layout.views]
 
     def view(self, memory: mmap.mmap, payload_offset: int, layout: Layout, index: int) -> Tensor:

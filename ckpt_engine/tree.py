@@ -221,14 +221,14 @@ def _reviver(tensors: int) -> Callable[[dict[str, Any]], Any]:
     def revive(node: dict[str, Any]) -> Any:
         if len(node) != 1:
             return node
-        ((tag, body),) = node.items()
-        if tag[:1] != "$":
-            return node
-        form = _FORMS.get(tag)
+        tag = next(iter(node))
+        body, form = node[tag], _FORMS.get(tag)
         if form is not None:
             if type(body) is not int or not 0 <= body < tensors:
                 raise ValueError(f"there is no tensor number {body!r:.40}")
             return TensorRef(body, form)
+        if tag[:1] != "$":
+            return node
         build = _CONTAINERS.get(tag)
         if build is not None:
             return build(body)
