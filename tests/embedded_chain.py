@@ -110,7 +110,9 @@ class Chain:
         self.folder = folder
         self.state = folder / "s"
         self.config = folder / "transom.toml"
-        self.config.write_text(f'state_dir = "{self.state}"\n' + SETTINGS.replace("GRACE", str(exit_grace_seconds)) + settings)
+        self.config.write_text(
+            f'state_dir = "{self.state}"\n' + SETTINGS.replace("GRACE", str(exit_grace_seconds)) + settings
+        )
         self.clock = SystemClock()
         self._started: list[subprocess.Popen[bytes]] = []
         self._codec = Codec({**MESSAGE_TYPES, **VERDICT_TYPES, **RECOVERY_TYPES})

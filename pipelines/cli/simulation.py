@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.progress import Progress
 
 from pipelines.cli.options import JsonFile
 from pipelines.errors import StatedError
+
+if TYPE_CHECKING:
+    from pipelines.month.assumptions import Fleet
 
 DEFAULT = "month"
 
@@ -65,18 +68,11 @@ def month(
     from pipelines.cli.bench_recovery import show_figures
     from pipelines.figures import write_figures
     from pipelines.month.asked import ASKED
-    from pipelines.month.assumptions import FLEETS, HOUR_SECONDS, OURS, Assumptions, Fleet
+    from pipelines.month.assumptions import OURS, Assumptions
     from pipelines.month.report import svg_of, table_of
     from pipelines.month.simulate import outcome_of, simulate, with_overrides
 
-    if (gpus is None) != (mttf_hours is None):
-        raise StatedError("a fleet of your own needs both --gpus and --mttf-hours")
-    unknown = set(fleet or ()) - set(FLEETS)
-    if unknown:
-        raise StatedError(f"there is no fleet {min(unknown)!r}; choose of {', '.join(FLEETS)}, or give --gpus")
-    fleets = [one for name, one in FLEETS.items() if not fleet or name in fleet]
-    if gpus is not None and mttf_hours is not None:
-        fleets = [Fleet(f"{gpus:,}", gpus, mttf_hours * HOUR_SECONDS)]
+    fleets = _fleets(fleet, gpus, mttf_hours)
     given = with_overrides(Assumptions(), days=days, wrong_culprit=wrong_culprit, user_bug_seen=user_bug_seen)
     costs = None
     if checkpoint_seconds is not None or restart_seconds is not None:
@@ -103,6 +99,20 @@ def month(
         plot.write_text(svg_of(simulated.summaries, title), encoding="utf-8")
     if json_file is not None:
         write_figures(json_file, whole.figures, months=[asdict(one) for one in simulated.summaries], notes=whole.notes)
+
+
+def _fleets(named: list[str] | None, gpus: int | None, mttf_hours: float | None) -> list[Fleet]:
+    """The shipped fleets of these names, or the one that was described. Raises StatedError."""
+    from pipelines.month.assumptions import FLEETS, HOUR_SECONDS, Fleet
+
+    if (gpus is None) != (mttf_hours is None):
+        raise StatedError("a fleet of your own needs both --gpus and --mttf-hours")
+    unknown = set(named or ()) - set(FLEETS)
+    if unknown:
+        raise StatedError(f"there is no fleet {min(unknown)!r}; choose of {', '.join(FLEETS)}, or give --gpus")
+    if gpus is not None and mttf_hours is not None:
+        return [Fleet(f"{gpus:,}", gpus, mttf_hours * HOUR_SECONDS)]
+    return [one for name, one in FLEETS.items() if not named or name in named]
 
 
 @simulate.command("telemetry")

@@ -64,4 +64,6 @@ def read_labels(folder: Path) -> LabelsFile:
     try:
         return msgspec.json.decode(path.read_bytes(), type=LabelsFile)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadScenario(f"{path} cannot be read ({error}); give a folder that `transom simulate telemetry` wrote") from error
+        raise BadScenario(
+            f"{path} cannot be read ({error}); give a folder that `transom simulate telemetry` wrote"
+        ) from error

@@ -83,8 +83,21 @@ def test_an_option_that_it_does_not_know_is_said_in_a_sentence(tmp_path: Path, s
 def test_a_job_runs_on_its_hosts_gets_others_and_finishes(commands: Commands, site: Path) -> None:
     folder = commands.folder
     front = commands.start(
-        "run", "--backend", "hosts", "--nnodes", "2", "--nproc-per-node", "2", "--spares", "1", "--job", JOB,
-        "--no-checkpoints", "train.py", hidden=("torch",), PYTHONPATH=path(commands, site),
+        "run",
+        "--backend",
+        "hosts",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--spares",
+        "1",
+        "--job",
+        JOB,
+        "--no-checkpoints",
+        "train.py",
+        hidden=("torch",),
+        PYTHONPATH=path(commands, site),
     )  # fmt: skip  (without torch, which this job does not need and five processes would import)
     until(lambda: len(list(folder.glob("attempt-1-*.json"))) == 4, "all ranks of attempt 1")
     settings = load_settings(folder / "transom.toml", {"state_dir": folder / ".transom"})
