@@ -13,7 +13,7 @@ from pipelines.figures import Figure
 from pipelines.own_process import collect_garbage_seldom
 from pipelines.recorded_messages import read_messages
 from pipelines.recording import RecordingWriter
-from pipelines.replay import replay_records
+from pipelines.replay import replay_messages
 from pipelines.settings import Settings
 
 RANKS, STEPS = 1_024, 120
@@ -31,7 +31,7 @@ def measure_replay(folder: Path, ranks: int = RANKS, steps: int = STEPS) -> list
     settings = Settings()
     collect_garbage_seldom()
     began = time.process_time()
-    replayed = replay_records(read_messages(folder), settings)
+    replayed = replay_messages(read_messages(folder), settings)
     seconds = time.process_time() - began
     assert not replayed.unreadable
     samples = ranks * steps * len(COLUMNS)

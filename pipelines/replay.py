@@ -56,13 +56,18 @@ class Replayed:
         return b"".join(encoder.encode(verdict) + b"\n" for verdict in self.verdicts)
 
 
-def replay_records(records: Iterable[RecordedMessage | Record], settings: Settings) -> Replayed:
-    """Feed the records of a recording in the order of the bus; time is what the bus had stamped on them."""
+def replay_records(records: Iterable[Record], settings: Settings) -> Replayed:
+    """Replay the records of a recording as they were recorded."""
+    return replay_messages(in_bus_order(records), settings)
+
+
+def replay_messages(messages: Iterable[RecordedMessage | Record], settings: Settings) -> Replayed:
+    """Feed what a recording holds, in the order of the bus; time is what the bus had stamped on it."""
     detection = Detection(detector_config(settings), rules_for(settings.detect.rules_dir))
     codec = Codec(VERDICT_TYPES)
     result = Replayed()
     concluded_at = now = 0.0
-    for record in in_bus_order(records):
+    for record in messages:
         if isinstance(record, Record) and record.topic == "verdicts":
             result.live.append(codec.decode(record.headers, record.value))
         if record.topic not in JOB_TOPICS:
@@ -116,7 +121,7 @@ def _told(verdict: Verdict) -> Verdict:
 
 def replay_recording(recording: Path, output: Path | None, settings: Settings, console: Console) -> Difference:
     """Replay a run directory, print the verdicts and how they differ from the live ones. Raises NotARecording."""
-    records = read_messages(recording)
+    messages = read_messages(recording)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("replaying", total=None)
 
@@ -126,7 +131,7 @@ def replay_recording(recording: Path, output: Path | None, settings: Settings, c
                     progress.update(task, completed=number, description=f"replaying, {number} messages")
                 yield record
 
-        result = replay_records(counted(records), settings)
+        result = replay_messages(counted(messages), settings)
     for verdict in _newest(result.verdicts).values():
         told = f"attempt {verdict.attempt}  [bold]{verdict.fault_class}[/]  {escape(verdict.summary)}"
         console.print(told, soft_wrap=True)

@@ -122,6 +122,8 @@ def replay(
     model: Model = None,
 ) -> None:
     """Run the live pipeline's detectors over a recorded run; the same input gives the same bytes."""
+    from pipelines.own_process import collect_garbage_seldom
     from pipelines.replay import replay_recording
 
+    collect_garbage_seldom()
     replay_recording(recording, output, settings_from(config, detect=with_model(model)), Console(highlight=False))

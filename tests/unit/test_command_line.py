@@ -25,7 +25,7 @@ def test_brackets_of_a_log_line_are_shown_by_replay_as_they_are(
 ) -> None:
     replayed = replay.Replayed(verdicts=[verdict(summary=SUMMARY)])
     monkeypatch.setattr(replay, "read_messages", lambda _: iter(()))
-    monkeypatch.setattr(replay, "replay_records", lambda *_: replayed)
+    monkeypatch.setattr(replay, "replay_messages", lambda *_: replayed)
     text = StringIO()
     replay.replay_recording(tmp_path, None, Settings(), Console(file=text, width=200))
     assert SUMMARY in text.getvalue()

@@ -16,8 +16,8 @@ from ingest.bus import Record
 from ingest.codec import Codec, Undecodable
 from ingest.events import Message
 from pipelines.recorded_messages import RecordedMessage, read_messages
-from pipelines.recording import RecordingWriter, read_recording
-from pipelines.replay import replay_records
+from pipelines.recording import RecordingWriter, in_bus_order, read_recording
+from pipelines.replay import replay_messages, replay_records
 from pipelines.settings import Settings
 from tests.synthetic_job import SyntheticJob, with_places
 
@@ -64,7 +64,7 @@ def test_a_batch_of_messages_is_observed_as_one_after_another(size: int) -> None
 
 def test_a_replay_of_messages_says_what_a_replay_of_records_says() -> None:
     settings = Settings()
-    told = replay_records(read_messages(SIX_FAULTS), settings)
+    told = replay_messages(read_messages(SIX_FAULTS), settings)
     assert told.verdicts
     records = replay_records(read_recording(SIX_FAULTS), settings)
     assert (told.lines(), told.live) == (records.lines(), records.live)
@@ -97,7 +97,7 @@ def test_messages_are_those_of_the_records_and_what_is_none_stays_a_record(tmp_p
     with RecordingWriter(tmp_path, "job", now=1.0) as writer:
         for record in [*records, *extra]:
             writer.write(record)
-    as_records, as_messages = list(read_recording(tmp_path)), list(read_messages(tmp_path))
+    as_records, as_messages = list(in_bus_order(read_recording(tmp_path))), list(read_messages(tmp_path))
     assert [(one.topic, one.partition, one.offset, one.appended_at) for one in as_messages] == [
         (one.topic, one.partition, one.offset, one.appended_at) for one in as_records
     ]
