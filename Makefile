@@ -5,13 +5,19 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ARGS   ?=
 
-.PHONY: demo test test-gpu test-frameworks check fmt setup clean
+.PHONY: demo test test-gpu test-frameworks bench-kube bench-slurm check fmt setup clean
 
 demo: setup
 	@$(BIN)/transom demo $(ARGS)
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
+
+bench-slurm: setup
+	@$(BIN)/python -m tests.run_in_slurm $(BIN)/transom bench recovery --only slurm $(ARGS)
+
+bench-kube: setup
+	@$(BIN)/python -m tests.kube_lab.bench $(ARGS)
 
 test-gpu: setup
 	@$(BIN)/python -c 'import sys, torch; sys.exit("make test-gpu needs a machine with a GPU" if not torch.cuda.is_available() else 0)'

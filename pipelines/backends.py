@@ -17,7 +17,7 @@ from pipelines.ledger_address import TokenRefused
 from pipelines.places import Places
 from pipelines.settings import Settings, SettingsError
 from recovery.allocation import Allocation, BackendFactory, BackendSite
-from recovery.backend import Backend, Observation, StartRequest, Unavailable
+from recovery.backend import Backend, BackendError, Observation, StartRequest, Unavailable
 from recovery.backends.local import LocalBackend
 from recovery.backends.scheduled import ScheduledBackend
 from recovery.launcher.job_files import BrokenJobFile, JobFiles
@@ -52,6 +52,20 @@ class HasLease(Protocol):
     def controller_lease(self, identity: str) -> ControllerLease: ...
 
 
+@runtime_checkable
+class HasRights(Protocol):
+    """An allocation whose scheduler says what we may do."""
+
+    def missing_rights(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class HasSecrets(Protocol):
+    """An allocation whose scheduler keeps the token of a job's launchers for us; empty where it has none."""
+
+    def token(self, job: str) -> str: ...
+
+
 def backend_names() -> tuple[str, ...]:
     """All that can be asked for here."""
     installed = {entry.name for entry in entry_points(group=GROUP)}
@@ -69,7 +83,7 @@ def make_backend(name: str, settings: Settings, places: Places, clock: Clock, ra
     except ValueError as error:
         raise SettingsError(f"recover.backends.{name}: {error}") from error
     if isinstance(made, Allocation):
-        return ScheduledBackend(made, lambda job: _key(places, job), clock, random)
+        return ScheduledBackend(made, _Keys(places, made).of, clock, random)
     return made
 
 
@@ -93,11 +107,28 @@ def _factory(name: str) -> BackendFactory:
     )
 
 
-def _key(places: Places, job: str) -> JobKey | None:
-    try:
-        return key_of(places.jobs, job)
-    except (KeyRefused, TokenRefused) as error:
-        raise Unavailable(str(error)) from error  # a person can mend it, and nothing was done
+class _Keys:
+    """Keys of jobs' launchers: from the job's folder, else from the scheduler's own store of secrets."""
+
+    def __init__(self, places: Places, allocation: Allocation) -> None:
+        self._places = places
+        self._allocation = allocation
+        self._told: dict[str, JobKey] = {}  # by the scheduler; a job's token never changes
+
+    def of(self, job: str) -> JobKey | None:
+        """Raises Unavailable."""
+        try:
+            found = key_of(self._places.jobs, job)
+        except (KeyRefused, TokenRefused) as error:
+            raise Unavailable(str(error)) from error  # a person can mend it, and nothing was done
+        if found is not None or not isinstance(self._allocation, HasSecrets):
+            return found
+        if job not in self._told:
+            token = self._allocation.token(job)
+            if not token:
+                return None
+            self._told[job] = JobKey(job, token.encode())
+        return self._told[job]
 
 
 class JobBackends:
@@ -140,6 +171,15 @@ class JobBackends:
         backend = self.named(self._settings.recover.backend)
         allocation = backend.allocation if isinstance(backend, ScheduledBackend) else None
         return allocation.controller_lease(identity) if isinstance(allocation, HasLease) else None
+
+    def missing_rights(self) -> tuple[str, ...]:
+        """What the scheduler does not let us do, a sentence each, as far as it can be told now."""
+        backend = self.named(self._settings.recover.backend)
+        allocation = backend.allocation if isinstance(backend, ScheduledBackend) else None
+        try:
+            return allocation.missing_rights() if isinstance(allocation, HasRights) else ()
+        except BackendError as error:
+            return (f"which rights we have cannot be told: {error}",)
 
     # Backend
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from random import Random
 from threading import Event
 
@@ -12,6 +14,7 @@ from ingest.codec import Codec, Undecodable
 from ingest.dead_letters import dead_letter
 from pipelines.backends import JobBackends
 from pipelines.checkpoints import EngineCatalog
+from pipelines.lease_keeper import LeaseKeeper
 from pipelines.notify.people import told_people
 from pipelines.own_process import tell
 from pipelines.places import Places
@@ -51,14 +54,16 @@ class Recover:
         random: Random,
         lease: ControllerLease | None = None,
     ) -> None:
-        """`lease`: the scheduler's own, where controllers of several hosts might serve the same jobs."""
+        """`lease`: where controllers of several hosts might serve the same jobs; None: as the backend has one."""
         self._bus = bus
         self._clock = clock
         self._codec = Codec(RECOVERY_TYPES)
         self._ready = places.state / "recover.ready"
         self._store = RecoveryStore(places.recovery_store)
         workers: ThreadWorkers[Result] = ThreadWorkers()
-        backend = JobBackends(settings, places, clock, random)
+        self._backend = backend = JobBackends(settings, places, clock, random)
+        lease = lease or backend.controller_lease(f"{socket.gethostname()}-{os.getpid()}")
+        self._keeper = None if lease is None else LeaseKeeper(lease, tell)
         catalog = EngineCatalog(places, backend.of, settings.checkpoint.objects.url or "")
         self._controller = Controller(
             self._store, backend, catalog, policy_config(settings), random, workers,
@@ -70,6 +75,10 @@ class Recover:
 
     def run(self, stop: Event) -> None:
         """Until `stop`. An unreachable bus stops no decision that is already on disk: only the telling waits."""
+        for sentence in self._backend.missing_rights():
+            tell(f"recover: {sentence}")
+        if self._keeper is not None:
+            self._keeper.start()
         self._people.begin()
         for incident in self._controller.reconcile():
             tell(f"recover: going on with incident {incident.incident_id} ({incident.state})")
@@ -92,6 +101,8 @@ class Recover:
             self._proving.close()
             self._people.close()
             self._ready.unlink(missing_ok=True)
+            if self._keeper is not None:
+                self._keeper.close()
             consumer.close()
             producer.close()
             self._bus.close()
@@ -109,8 +120,9 @@ class Recover:
         if not records:
             return
         now = self._clock.now()
-        for record in records:
-            self._take(record, producer, now)
+        with self._store.together():  # a storm waits for the disk once
+            for record in records:
+                self._take(record, producer, now)
         producer.flush(FLUSH_SECONDS_MAX)
         consumer.commit()
 

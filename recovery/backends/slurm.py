@@ -24,7 +24,7 @@ from .slurm_script import SlurmOptions, batch_script
 from .slurm_text import PHASES, Mark, SlurmJob, SlurmNode, mark_of
 
 GENERATIONS_PER_JOB = 10_000  # Slurm's counter of restarts begins anew with each Slurm job
-SETTLED_SECONDS = 60.0  # what a slurmd found running when it came up is ended by then (measured: 0.1 s)
+SETTLED_SECONDS = 10.0  # what a slurmd found running when it came up is ended by then (measured: 0.1 s)
 PROBE_SECONDS_MAX = 3.0  # for a question that a node answers itself
 PROBE_AGAIN_SECONDS = 5.0
 FRESH_SECONDS = 0.5  # a job's nodes, for whoever asks where its launchers are

@@ -81,7 +81,8 @@ def test_a_gpu_that_is_lost_moves_the_job_to_other_nodes_where_it_resumes(
             before = allocation.records(JOB).placement()
             assert before is not None
             bad = next(place.node for place in before.places if place.rank == 2)
-            lab.call("inject", "xid", "--job", JOB, "--rank", "2")
+            inject = lab.transom("inject", "xid", *given, "--job", JOB, "--rank", "2")
+            assert inject.wait(SECONDS_MAX) == 0, lab.shown("inject")
             until(lambda: first_step(lab, 2) > 0, "attempt 2 trains", lab, control_plane)
             after = allocation.records(JOB).placement()
             assert after is not None

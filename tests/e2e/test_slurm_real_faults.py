@@ -126,7 +126,7 @@ def test_nothing_is_done_while_nobody_answers_at_all(trial: SlurmTrial, slurm: S
             trial.observe()
         trial.deliver("rank_lost", 1, first.nodes[0])
         with pytest.raises(Exception, match="not within"):
-            trial.wait(lambda: not trial.ranks_run(1), "anything", 6.0)
+            trial.wait(lambda: not trial.ranks_run(1), "anything", 3.0)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)

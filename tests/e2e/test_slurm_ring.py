@@ -20,16 +20,20 @@ gpu_lost = "auto"
 """
 
 
-@pytest.fixture
-def chain(slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Chain]:
+@pytest.fixture(scope="module")
+def services(slurm_of_the_session: SlurmLab) -> Iterator[Chain]:
     """Services and jobs that know the lab's Slurm, on nodes that are all this machine."""
-    monkeypatch.setenv("SLURM_CONF", str(slurm.config))
-    monkeypatch.setenv("TRANSOM_HOST", "127.0.0.1")
-    with embedded_chain(SETTINGS) as chain:
+    with pytest.MonkeyPatch.context() as patch, embedded_chain(SETTINGS) as chain:
+        patch.setenv("SLURM_CONF", str(slurm_of_the_session.config))
+        patch.setenv("TRANSOM_HOST", "127.0.0.1")
         chain.up()
         yield chain
-        for number in (*numbers(slurm, "ring"), *numbers(slurm, "short")):
-            slurm.cancel(number)  # before the folder goes, in which its launchers write
+        slurm_of_the_session.clear()  # before the folder goes, in which launchers write
+
+
+@pytest.fixture
+def chain(services: Chain, slurm: SlurmLab) -> Chain:
+    return services
 
 
 def numbers(slurm: SlurmLab, job: str) -> list[int]:
@@ -83,7 +87,7 @@ def test_a_job_that_finishes_is_completed_for_slurm_too(chain: Chain, slurm: Slu
     script.write_text(STEPS + "for step in steps(20): pass\n")
     front = run(chain, "short", str(script), torch=False)
     assert front.wait(DEADLINE_SECONDS) == 0, chain.shown("run")
-    (number,) = numbers(slurm, "short")[-1:]
+    (number,) = numbers(slurm, "short")
     assert slurm.wait_for_phase(number, "ended").state == "COMPLETED"
 
 
@@ -92,10 +96,10 @@ def test_a_job_that_cannot_start_is_given_up_with_its_error_and_slurm_sees_a_fai
 ) -> None:
     script = chain.folder / "doomed.py"
     script.write_text("import no_such_module_anywhere\n")
-    front = run(chain, "short", str(script), torch=False)
+    front = run(chain, "doomed", str(script), torch=False)
     assert front.wait(DEADLINE_SECONDS) == 1, chain.shown("run")
     assert "no_such_module_anywhere" in chain.shown("run")
-    assert len(chain.attempts("short")) <= 3, "two restarts at the most"
-    (number,) = numbers(slurm, "short")[-1:]
+    assert len(chain.attempts("doomed")) <= 3, "two restarts at the most"
+    (number,) = numbers(slurm, "doomed")
     job = slurm.wait_for_phase(number, "ended")
     assert (job.state, job.restarts) == ("FAILED", 0)

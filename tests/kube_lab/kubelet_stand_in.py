@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +29,22 @@ import urllib3
 STRATEGIC = "application/strategic-merge-patch+json"
 VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 HEARTBEAT_SECONDS = 5.0
+# What containerd's shim is to a real kubelet: the container's parent, which lives on when the kubelet dies.
+SHIM = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+container = os.fork()
+if container == 0:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    finally:
+        os._exit(127)
+signal.signal(signal.SIGTERM, lambda number, frame: os.kill(container, number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+code = os.waitstatus_to_exitcode(os.waitpid(container, 0)[1])
+os._exit(code if code >= 0 else 128 - code)
+"""
 Tree = dict[str, Any]
 
 
@@ -89,17 +106,14 @@ class Api:
 class Container:
     """One process, and how it ended."""
 
-    def __init__(self, spec: Tree, process: subprocess.Popen[bytes] | None, trouble: str = "") -> None:
+    def __init__(self, spec: Tree, process: subprocess.Popen[bytes]) -> None:
         self.name: str = spec["name"]
         self.image: str = spec.get("image", "")
         self.process = process
-        self.trouble = trouble
         self.started_at = stamp()
 
     @property
     def exit_code(self) -> int | None:
-        if self.process is None:
-            return 128
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
@@ -111,7 +125,6 @@ class Container:
             state = {
                 "terminated": {
                     "exitCode": code, "reason": reason, "startedAt": self.started_at, "finishedAt": stamp(),
-                    "message": self.trouble,
                 }
             }  # fmt: skip
         return {
@@ -143,7 +156,7 @@ class RunningPod:
             container = self._start(one, volumes)
             if one.get("restartPolicy") == "Always":
                 self.beside.append(container)
-            elif container.process is not None:
+            else:
                 container.process.wait()
         self.main = [self._start(one, volumes) for one in spec["containers"]]
         self._report("Running", ready=True)
@@ -166,7 +179,7 @@ class RunningPod:
 
     def _wait(self) -> None:
         """Until every main container has ended by itself, or was made to."""
-        processes = [container.process for container in self.main if container.process is not None]
+        processes = [container.process for container in self.main]
         while any(process.poll() is None for process in processes) and not self.stopping.wait(0.01):
             pass
         if not self.stopping.is_set():
@@ -188,8 +201,7 @@ class RunningPod:
                     if mark in path.read_bytes() + b"\0":
                         theirs.append(int(path.parent.name))
             for container in (*self.main, *self.beside):
-                if container.process is not None:
-                    container.process.poll()
+                container.process.poll()
             if not theirs:
                 return
             for pid in theirs:
@@ -210,13 +222,10 @@ class RunningPod:
             **variables, "KUBE_LAB_POD": self.uid, "KUBE_LAB_PODS": str(self.node.folder),
         }  # fmt: skip
         with (self.node.folder / f"{self.namespace}-{self.name}-{spec['name']}.log").open("ab") as log:
-            try:
-                process = subprocess.Popen(
-                    command, env=environ, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    start_new_session=True,
-                )  # fmt: skip
-            except (OSError, IndexError) as error:
-                return Container(spec, None, str(error))
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", SHIM, *command], env=environ, cwd=self.folder,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
         return Container(spec, process)
 
     def _variables(self, spec: Tree) -> dict[str, str]:
