@@ -118,7 +118,7 @@ def methods_table(dataset: str, scores: dict[str, MethodScore]) -> Table:
         pad_edge=False,
     )
     table.add_column("method", no_wrap=True)
-    for name in ("F1", "precision", "recall", "false/day", "delay", "half by", "open", "VUS-PR", "HitRate"):
+    for name in ("F1", "precision", "recall", "false/day", "delay", "open", "VUS-PR", "HitRate"):
         table.add_column(name, justify="right", no_wrap=True)
     for method, score in scores.items():
         table.add_row(method, *cells(score), style="bold" if method == OURS else None)
@@ -130,17 +130,10 @@ def cells(score: MethodScore) -> Sequence[str]:
     events = score.events
     numbers = [
         (events.f1, "{:.3f}"), (events.precision, "{:.2f}"), (events.recall, "{:.2f}"),
-        (events.false_per_day, "{:.3f}"), (events.delay(), "{:.0f}"), (events.found_within(), "{:.0f}"),
-        (100.0 * events.alarmed_share, "{:.1f} %"),
+        (events.false_per_day, "{:.3f}"), (events.delay(), "{:.0f}"), (100.0 * events.alarmed_share, "{:.1f} %"),
         (_mean(score.vus_pr), "{:.3f}"), (_mean(score.hit_rates), "{:.2f}"),
     ]  # fmt: skip
-    return [_cell(value, form) for value, form in numbers]
-
-
-def _cell(value: float, form: str) -> str:
-    if math.isnan(value):
-        return "–"
-    return form.format(value) if math.isfinite(value) else "never"
+    return ["–" if math.isnan(value) else form.format(value) for value, form in numbers]
 
 
 def told(score: MethodScore) -> dict[str, float | int | None]:
