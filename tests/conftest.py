@@ -2,7 +2,7 @@
 
 from tests.kafka_fixture import kafka_bootstrap, kafka_prefix
 from tests.kube_lab.last import pytest_collection_modifyitems
-from tests.machine import pytest_runtest_makereport
+from tests.machine import pytest_runtest_makereport, pytest_sessionstart
 from tests.slurm_fixture import slurm, slurm_of_the_session
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "kafka_prefix",
     "pytest_collection_modifyitems",
     "pytest_runtest_makereport",
+    "pytest_sessionstart",
     "slurm",
     "slurm_of_the_session",
 ]
