@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import socket
 import threading
 import time
@@ -101,10 +101,14 @@ class FakeLauncher:
 
     def _serve(self) -> None:
         while True:
-            readable, _, _ = select.select([self._wakened, self._listener, *self.connections], [], [])
+            with selectors.DefaultSelector() as selector:  # select() itself takes no descriptor beyond 1,023
+                for source in (self._wakened, self._listener, *self.connections):
+                    selector.register(source, selectors.EVENT_READ)
+                readable = [key.fileobj for key, _ in selector.select()]
             if self._wakened in readable:
                 return
             for ready in readable:
+                assert isinstance(ready, socket.socket)
                 if ready is self._listener:
                     self.connections.append(self._listener.accept()[0])
                 else:
