@@ -17,6 +17,9 @@ from pipelines.children import tail
 from recovery.launcher.procfs import is_alive, kill_exactly, stat_of
 
 RESTARTS_MAX = 1_000
+# Else all attempts meet in one store, where a rank may read an address of the attempt before, and wait for it half an
+# hour: seen with torch 2.15 in two of three restarts. With it each attempt has a store of its own.
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 POLL_SECONDS = 0.02  # times come from the step log, never from when we looked
 END_SECONDS_MAX = 20.0
 
@@ -37,7 +40,7 @@ class Torchrun:
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", OWN_STORE: "1"}, start_new_session=True,
             )  # fmt: skip
 
     def __enter__(self) -> Torchrun:
