@@ -182,7 +182,9 @@ def fork(frames: Frames, request: dict[str, Any], descriptors: list[int]) -> boo
         os.close(descriptor)
     if pid > 0:
         # Nobody hears of a rank that could still outlive us, were it stopped now. It closes `arm`, or ends.
-        select.select([armed], [], [], ARM_SECONDS_MAX)
+        told = select.poll()
+        told.register(armed, select.POLLIN)
+        told.poll(1_000 * ARM_SECONDS_MAX)
         pidfd = os.pidfd_open(pid)
         frames.send({"forked": request["fork"], "pid": pid}, [pidfd])
         os.close(pidfd)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from ingest.clock import ManualClock
+from ingest.clock import ManualClock, SystemClock
 from ingest.rank_socket import (
     PACKET_BYTES_MAX,
     RECEIVED_PACKETS_MAX,
@@ -35,6 +37,17 @@ def launcher(tmp_path: Path) -> Iterator[FakeLauncher]:
     launcher = FakeLauncher(tmp_path / "t.sock")
     yield launcher
     launcher.close()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """So many that the next descriptor is beyond what select() takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4_096, hard)), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+    yield
+    for descriptor in taken:
+        os.close(descriptor)
 
 
 class Connect(Protocol):
@@ -172,6 +185,18 @@ def test_last_words_are_bounded_where_nobody_listens(tmp_path: Path, connect: Co
     for _ in range(100):
         rank.put(pack("x.v1", b"a" * 60_000))
     rank.drain(0.5)
+    assert rank.pending > 0
+    listener.close()
+
+
+def test_last_words_are_handed_over_beside_a_thousand_open_files(
+    tmp_path: Path, connect: Connect, many_files: None
+) -> None:
+    listener = deaf_listener(tmp_path / "t.sock")
+    rank = connect(tmp_path / "t.sock", clock=SystemClock())
+    for _ in range(100):
+        rank.put(pack("x.v1", b"a" * 60_000))
+    rank.drain(0.1)
     assert rank.pending > 0
     listener.close()
 
