@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from random import Random
 from typing import Literal, Protocol, runtime_checkable
@@ -141,6 +141,7 @@ class JobBackends:
         self._places = places
         self._clock = clock
         self._random = random
+        self.before_nodes_go: Callable[[str], object] = lambda job: None  # see ScheduledBackend
         self._made: dict[str, Backend] = {}
         self._lock = threading.Lock()  # calls for several jobs come from several threads
         self.named(settings.recover.backend)  # what is wrong with it is said now
@@ -149,7 +150,10 @@ class JobBackends:
         """One for all calls. Raises what `make_backend` raises."""
         with self._lock:
             if name not in self._made:
-                self._made[name] = make_backend(name, self._settings, self._places, self._clock, self._random)
+                made = make_backend(name, self._settings, self._places, self._clock, self._random)
+                if isinstance(made, ScheduledBackend):
+                    made.before_nodes_go = lambda job: self.before_nodes_go(job)
+                self._made[name] = made
             return self._made[name]
 
     def of(self, job: str) -> Backend:

@@ -22,6 +22,7 @@ from pipelines.proving import Proving
 from pipelines.room_configs import policy_config
 from pipelines.settings import Settings
 from recovery.action import RECOVERY_TYPES, Command
+from recovery.backend import BackendError
 from recovery.calls import Result
 from recovery.controller import Controller
 from recovery.lease import ControllerLease
@@ -34,12 +35,23 @@ POLL_SECONDS = 0.05
 BUSY_POLL_SECONDS = 0.01  # while a call to a backend is out
 FLUSH_SECONDS_MAX = 10.0
 RETRY_SECONDS = 1.0
+SAVE_MEMORY_SECONDS_MAX = 60.0  # of engines, before their nodes are given back
 
 
 def open_jobs(places: Places) -> list[str]:
     """Jobs that are registered here and whose end nobody has written down."""
     registered = (path.parent for path in places.jobs.glob("*/job.json"))
     return sorted(folder.name for folder in registered if not (folder / "outcome.json").exists())
+
+
+def _save_memory(catalog: EngineCatalog, job: str) -> None:
+    """Bring what engines hold to disk while they live: with its nodes a job gives their memory back."""
+    try:
+        missing = catalog.persist_newest(job, deadline_seconds=SAVE_MEMORY_SECONDS_MAX)
+    except BackendError as error:
+        missing = str(error)
+    if missing:
+        tell(f"recover: {job} gets other nodes, and memory is not all on disk: {missing}")
 
 
 class Recover:
@@ -65,6 +77,7 @@ class Recover:
         lease = lease or backend.controller_lease(f"{socket.gethostname()}-{os.getpid()}")
         self._keeper = None if lease is None else LeaseKeeper(lease, tell)
         catalog = EngineCatalog(places, backend.of, settings.checkpoint.objects.url or "")
+        backend.before_nodes_go = lambda job: _save_memory(catalog, job)
         self._controller = Controller(
             self._store, backend, catalog, policy_config(settings), random, workers,
             jobs=lambda: open_jobs(places), lease=lease,

@@ -11,7 +11,7 @@ so, or when the scheduler vouches for its node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -49,6 +49,8 @@ class ScheduledBackend:
 
     def __init__(self, allocation: Allocation, key_of: KeyOf, clock: Clock, random: Random) -> None:
         self.name = allocation.name
+        # Called once before all nodes of a job are given back: what only their memory holds is to be saved elsewhere.
+        self.before_nodes_go: Callable[[str], object] = lambda job: None
         self._allocation = allocation
         self._key_of = key_of
         self._clock = clock
@@ -112,6 +114,8 @@ class ScheduledBackend:
             else:
                 launchers.start_on(written, placement)
                 return self.observe(request.job)
+        if view is not None and view.phase == "running" and not replacing:
+            self.before_nodes_go(request.job)
         return self._replace(request, written, answers)
 
     def stop(self, job: str, attempt: int, *, grace_seconds: float, deadline_seconds: float) -> bool:

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -54,11 +54,25 @@ def trial_of(slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch, script: str) -> I
         slurm.clear()  # before the folder goes
 
 
+def sleepers(slurm: SlurmLab) -> list[int]:
+    """Processes that `SLEEP` has become."""
+    found = []
+    for pid in slurm._ours():
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"sleep\x00600\x00"):
+                found += [pid] if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
+
+
 def submitted(jobs: SlurmJobs) -> tuple[str, SlurmAllocation, int]:
     """A job that sleeps on two nodes; its name, its allocation, and Slurm's number of it."""
     job, allocation = jobs.register(), jobs.allocation()
     allocation.submit(job, nodes=2, command=SLEEP)
-    wait_for(lambda: allocation.look(job).phase == "running", "it runs")
+    slurm = jobs.slurm
+    assert isinstance(slurm, SlurmLab)
+    wait_for(
+        lambda: len(sleepers(slurm)) == 2, "its step runs on both nodes"
+    )  # whoever is earlier meets srun's own races
     (number, _, _), *_ = jobs.slurm.commands.jobs_named(job)
     return job, allocation, number
 
@@ -246,8 +260,4 @@ class AsNobody(SlurmCommands):
 def test_the_lab_leaves_nothing_behind(slurm: SlurmLab, jobs: SlurmJobs) -> None:
     """What a lab starts is found by it, steps too: the end of a session ends them."""
     submitted(jobs)
-
-    def commands() -> list[bytes]:
-        return [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in slurm._ours()]
-
-    wait_for(lambda: sum(command.endswith(b"sleep\x00600\x00") for command in commands()) >= 2, "steps are ours")
+    assert len(sleepers(slurm)) == 2

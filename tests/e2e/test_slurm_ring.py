@@ -49,11 +49,11 @@ def run(chain: Chain, job: str, script: str, *arguments: str, torch: bool) -> ob
 
 def await_steps(chain: Chain, attempt: int, steps: int) -> AttemptStarted:
     """How that attempt began, once all of its ranks are so far."""
-    eventually(
-        lambda: chain.steps("ring", attempt) >= steps,
-        f"step {steps} of attempt {attempt}: {chain.shown('run')}{chain.log('recover')}",
-        DEADLINE_SECONDS,
-    )
+    try:
+        eventually(lambda: chain.steps("ring", attempt) >= steps, f"step {steps} of {attempt}", DEADLINE_SECONDS)
+    except AssertionError as error:
+        error.add_note(f"{chain.shown('run')}\n{chain.log('recover')}")
+        raise
     return next(one for one in chain.messages(AttemptStarted, job="ring") if one.attempt == attempt)
 
 

@@ -150,6 +150,20 @@ def test_where_too_few_are_left_the_scheduler_gives_others_and_the_start_goes_on
     assert cluster.records.excluded() == {"n1", "n2"}
 
 
+def test_before_a_jobs_nodes_go_what_only_their_memory_holds_is_saved_once(cluster: Cluster) -> None:
+    cluster.start(1)
+    saved: list[tuple[str, int]] = []
+    cluster.backend.before_nodes_go = lambda job: saved.append((job, len(cluster.scheduler.replaced)))
+    cluster.stop(1)
+    cluster.start(2, "n2")
+    assert saved == [], "nothing goes in the first rung"
+    cluster.stop(2)
+    cluster.slow = {"n4", "n5"}
+    cluster.start(3, "n1", "n2")
+    cluster.start(3, "n1", "n2")
+    assert saved == [(JOB, 0)], "and before the scheduler is asked"
+
+
 def test_a_scheduler_that_takes_its_time_is_waited_for_and_says_why(cluster: Cluster) -> None:
     cluster.scheduler._pending_seconds = 60.0
     cluster.start(1)
