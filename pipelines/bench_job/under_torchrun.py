@@ -18,7 +18,7 @@ from recovery.launcher.procfs import is_alive, kill_exactly, stat_of
 
 RESTARTS_MAX = 1_000
 # Else all attempts meet in one store, where a rank may read an address of the attempt before, and wait for it half an
-# hour: seen with torch 2.15 in two of three restarts. With it each attempt has a store of its own.
+# hour: seen with torch 2.15. With it each attempt has a store of its own.
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 POLL_SECONDS = 0.02  # times come from the step log, never from when we looked
 END_SECONDS_MAX = 20.0
