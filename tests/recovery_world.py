@@ -10,12 +10,12 @@ from typing import Any
 
 from detectors.verdict import Culprit, Verdict
 from ingest.clock import ManualClock
+from pipelines.bench_recovery.schedule_world import Cuts, CuttableStore, PowerCut
 from recovery.action import Command, CommandVerb
 from recovery.backend import BackendError, CheckpointChoice, Observation, StartRequest
 from recovery.backends.memory import MemoryBackend
 from recovery.controller import Controller
 from recovery.policy_config import PolicyConfig
-from recovery.store import RecoveryStore
 from recovery.workers import InlineWorkers
 
 JOB = "job"
@@ -41,36 +41,6 @@ def verdict(fault_class: str, verdict_id: str = "v", attempt: int = 1, **fields:
         "summary": f"{fault_class} of rank 1",
     }
     return Verdict(**{**values, **fields})
-
-
-class PowerCut(BaseException):
-    """The machine loses power here. Not an Exception, so that nothing can mistake it for another error."""
-
-
-@dataclass
-class Cuts:
-    """Counts the places where power can be cut, and cuts it at the chosen ones."""
-
-    at: frozenset[int] = frozenset()
-    seen: int = 0
-
-    def point(self) -> None:
-        self.seen += 1
-        if self.seen in self.at:
-            raise PowerCut
-
-
-class CuttableStore(RecoveryStore):
-    """Power may be cut right before and right after every commit."""
-
-    def __init__(self, path: Path, cuts: Cuts) -> None:
-        super().__init__(path, durable=False)
-        self._cuts = cuts
-
-    def _commit(self) -> None:
-        self._cuts.point()
-        super()._commit()
-        self._cuts.point()
 
 
 class CuttableBackend(MemoryBackend):

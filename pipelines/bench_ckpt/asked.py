@@ -2,32 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
-from dataclasses import dataclass
-
-RELATIONS: dict[str, Callable[[float, float], bool]] = {
-    "≤": operator.le, "<": operator.lt, "≥": operator.ge, "=": operator.eq,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One figure: what it is, and what it has to be. `group` is what measures it."""
-
-    name: str
-    what: str
-    relation: str
-    bound: float
-    group: str
-
-    def met_by(self, value: float) -> bool:
-        return RELATIONS[self.relation](value, self.bound)
-
-    @property
-    def text(self) -> str:
-        return f"{self.relation} {self.bound:,g}"
-
+from pipelines.asked import Asked
 
 ASKED = (
     Asked("ckpt.save_ratio", "stall of a steady save, the whole call ÷ memcpy", "≤", 1.25, "save"),
@@ -58,18 +33,3 @@ ASKED = (
 )  # fmt: skip
 
 GROUPS = tuple(dict.fromkeys(asked.group for asked in ASKED))
-
-
-def chosen_groups(only: tuple[str, ...]) -> list[str]:
-    """The groups that measure these figures or are named so; all where nothing is named. Raises ValueError."""
-    if not only:
-        return list(GROUPS)
-    by_name = {asked.name: asked.group for asked in ASKED} | {group: group for group in GROUPS}
-    unknown = [name for name in only if name not in by_name and f"ckpt.{name}" not in by_name]
-    if unknown:
-        raise ValueError(
-            f"{', '.join(unknown)} is not measured by `bench ckpt`; choose of {', '.join(GROUPS)} "
-            f"or of the figures {', '.join(asked.name for asked in ASKED)}"
-        )
-    wanted = {by_name.get(name) or by_name[f"ckpt.{name}"] for name in only}
-    return [group for group in GROUPS if group in wanted]

@@ -42,7 +42,8 @@ def ckpt(
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from pipelines.bench_ckpt.asked import chosen_groups
+    from pipelines.asked import chosen_groups
+    from pipelines.bench_ckpt.asked import ASKED
     from pipelines.bench_ckpt.outcome import CASES, merged
     from pipelines.bench_ckpt.running import planned, run_task
     from pipelines.extras import require
@@ -54,7 +55,7 @@ def ckpt(
     if peers not in ("installed", "all"):
         raise StatedError(f"--peers is installed or all, not {peers!r}")
     try:
-        groups = chosen_groups(tuple(only or ()))
+        groups = chosen_groups(ASKED, tuple(only or ()), "transom bench ckpt")
     except ValueError as error:
         raise StatedError(str(error)) from error
     console = Console(highlight=False)

@@ -145,16 +145,6 @@ def test_a_user_error_ends_the_job_and_later_verdicts_find_it_over(tmp_path: Pat
     assert "terminal" in world.actions()["job/1/ignore/w"].rule
 
 
-def test_a_job_that_finished_meanwhile_is_not_restarted(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    for rank in range(4):
-        world.backend.end_rank(JOB, rank, exit_code=0)
-    world.send(verdict("hang"))
-    world.run()
-    assert world.attempts() == [1]
-    assert world.states() == {"v": "ignored"}
-
-
 def test_a_job_that_finishes_while_it_is_stopped_is_not_restarted(tmp_path: Path) -> None:
     world = World(tmp_path)
 

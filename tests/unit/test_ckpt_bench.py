@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.bench_ckpt.asked import ASKED, GROUPS, chosen_groups
+from pipelines.asked import chosen_groups
+from pipelines.bench_ckpt.asked import ASKED, GROUPS
 from pipelines.bench_ckpt.fenced_saves import fenced_figures
 from pipelines.bench_ckpt.flips import flip_figure
 from pipelines.bench_ckpt.growth import growth_figure
@@ -166,10 +167,10 @@ def test_every_figure_is_asked_for_once_and_has_a_group() -> None:
 
 
 def test_figures_are_chosen_by_name_with_or_without_the_room_and_by_group() -> None:
-    assert chosen_groups(()) == list(GROUPS)
-    assert chosen_groups(("ckpt.torn", "save_ratio", "flips")) == ["save", "kills", "flips"]
+    assert chosen_groups(ASKED, (), "bench") == list(GROUPS)
+    assert chosen_groups(ASKED, ("ckpt.torn", "save_ratio", "flips"), "bench") == ["save", "kills", "flips"]
     with pytest.raises(ValueError, match="nothing_such is not measured"):
-        chosen_groups(("nothing_such",))
+        chosen_groups(ASKED, ("nothing_such",), "bench")
 
 
 def test_timed_groups_are_measured_in_each_case_with_one_thread_and_the_default(tmp_path: Path) -> None:
