@@ -12,8 +12,9 @@ import msgspec
 
 from detectors.clues import TOPIC_OF, Place
 from ingest.bus import TopicPartition
-from ingest.events import AttemptStarted, DeviceMetrics, Message, Metrics, NodeHeartbeat, Topic
+from ingest.events import AttemptStarted, DeviceMetrics, Logs, Message, Metrics, NodeHeartbeat, Topic
 
+COLLECTED = frozenset((DeviceMetrics, Logs))  # a collector beside the rank counts for itself
 PROMPT = frozenset((Metrics, NodeHeartbeat))  # sent as soon as they are stamped
 
 
@@ -131,6 +132,8 @@ class Merge:
             state.newest_at = max(state.newest_at, at)
         if attempt > state.attempt:
             self._begin_attempt(attempt)
+        if kind in COLLECTED and message.collector:  # type: ignore[attr-defined]
+            node = f"{node}/{message.collector}"  # type: ignore[attr-defined]
         stream = self._streams.get((attempt, rank, node, kind))
         if stream is None:
             stream = state.streams.setdefault(_stream_key(message, topic), _Stream())
@@ -262,7 +265,8 @@ def _stream_key(message: Message, topic: Topic) -> str:
     """Events by type: a launcher and a checkpoint engine both speak for a rank, each with a counter of its own; so do
     a rank and the launcher that measures its process."""
     kind = type(message).__name__ if topic == "events" or type(message) is DeviceMetrics else topic
-    return f"{message.attempt}/{message.rank}/{message.node}/{kind}"
+    collector = getattr(message, "collector", "")
+    return f"{message.attempt}/{message.rank}/{message.node}/{kind}" + (f"/{collector}" if collector else "")
 
 
 def _order(merged: Merged) -> tuple[float, int, str, str, int]:

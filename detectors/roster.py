@@ -7,6 +7,7 @@ import msgspec
 from detectors.clock_skew import Clocks
 from detectors.clues import Place, Source, source_of
 from detectors.gpu_work import GpuWork
+from detectors.verdict import Verdict
 from ingest.events import (
     AttemptEnded,
     AttemptStarted,
@@ -88,6 +89,7 @@ class Roster(msgspec.Struct, kw_only=True):
     changed_at: float = 0.0  # when any rank last changed its step or phase
     stalled: set[int] = set()  # ranks whose process stands still
     outcome: str = ""
+    restarts_by: str = ""  # not empty: who restarts the job in our place
     roles_told: int = 0  # grows with every role that a rank is given
     newest_step: int = -1
     newest_at: float = 0.0
@@ -219,8 +221,15 @@ class Roster(msgspec.Struct, kw_only=True):
         hosts = {state.node for state in self.ranks.values()}
         return bool(hosts) and all(self.node(name).ended for name in hosts)
 
+    def owned(self, verdicts: list[Verdict]) -> list[Verdict]:
+        """The same, saying who restarts the job where that is not recovery."""
+        if not self.restarts_by:
+            return verdicts
+        return [msgspec.structs.replace(verdict, restarts_by=self.restarts_by) for verdict in verdicts]
+
     def _started(self, message: AttemptStarted) -> None:
         self.world_size, self.resume_step = message.world_size, message.resume_step
+        self.restarts_by = message.restarts_by
         self.started_at = message.at
         for place in message.places:
             self._rank(place.rank, place.node)

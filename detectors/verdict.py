@@ -76,6 +76,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     summary: str  # one sentence for a person
     evidence: tuple[Evidence, ...] = ()
     detector: str = ""
+    restarts_by: str | msgspec.UnsetType = msgspec.UNSET  # who restarts the job, where it is not recovery
 
     @property
     def message_id(self) -> str:

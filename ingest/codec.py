@@ -93,6 +93,9 @@ def cloud_event_headers(name: str, message: Any) -> tuple[tuple[str, bytes], ...
     """CloudEvents 1.0 context attributes; the id is made of the stamp: a redelivery carries the same one."""
     attempt = getattr(message, "attempt", "")  # a command has none
     source = f"/{message.job}/{attempt}/{getattr(message, 'node', '')}/{getattr(message, 'rank', '')}"
+    collector = getattr(message, "collector", "")
+    if collector:
+        source += f"/{collector}"
     identity = getattr(message, "message_id", None) or f"{source}/{name}/{getattr(message, 'sequence', 0)}"
     if not 0.0 <= message.at <= AT_MAX:
         raise ValueError(f"{message.at} is no time of a message; it must be UTC seconds")

@@ -100,6 +100,7 @@ class DeviceMetrics(Message, frozen=True, kw_only=True):
     device: str
     sampled_at: tuple[At, ...] = ()
     columns: dict[str, tuple[float | None, ...]] = {}
+    collector: str = ""  # who says it and counts `sequence`, where that is neither the rank nor its launcher
 
     def __post_init__(self) -> None:
         """Columns that do not fit the times are no message; on decoding, msgspec makes an error of this."""
@@ -117,9 +118,10 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Logs(Message, frozen=True, kw_only=True):
-    """Log records of one rank, oldest first."""
+    """Log records of one rank, or (rank -1) of its node's kernel, oldest first."""
 
     lines: tuple[LogLine, ...]
+    collector: str = ""  # as in DeviceMetrics
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +139,7 @@ class AttemptStarted(Message, frozen=True, kw_only=True):
     places: tuple[RankPlace, ...]
     spares: tuple[str, ...] = ()
     resume_step: Step | None = None
+    restarts_by: str = ""  # who restarts this job, where it is not Transom: torchrun, slurm, …
 
 
 class RankStarted(Message, frozen=True, kw_only=True):

@@ -39,6 +39,9 @@ def decide(
         return _plain(lead, "ignore", gone)
     if verb == "notify":
         return _plain(lead, "notify", f"row {lead.fault_class}: notify; advice {lead.advice}")
+    if lead.restarts_by:
+        rule = f"row {lead.fault_class}: {verb}, but {lead.restarts_by} restarts this job: recovery only observes it"
+        return _plain(lead, "notify", rule)
     doubt = _doubt(lead, verb, job, config)
     if doubt:
         return _plain(lead, "notify", f"row {lead.fault_class}: {verb}, but {doubt}")
@@ -82,7 +85,7 @@ def strengthen(
 def stale_effects(verdict: Verdict, config: PolicyConfig) -> tuple[tuple[str, ...], int | None]:
     """What a verdict about an older attempt may still do: exclude nodes, reject checkpoints."""
     row = config.row(verdict.fault_class)
-    if row.mode != "auto" or effective_verb(verdict, config) not in ("restart", "exclude_and_restart"):
+    if verdict.restarts_by or row.mode != "auto" or effective_verb(verdict, config) not in ("restart", "exclude_and_restart"):
         return (), None
     return nodes_to_exclude((verdict,), config, ("auto",), None), first_bad(verdict, config)
 

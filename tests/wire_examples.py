@@ -43,15 +43,16 @@ EXAMPLES = {
             LogLine(at=1_790_000_000.0, stream="stderr", text="Traceback (most recent call last):\n  …\nValueError: ü"),
             LogLine(at=1_790_000_000.125, stream="stdout", text='{"step": 42}'),
         ),
+        collector="collect/logs",
     ),
     "device_metrics.v1": DeviceMetrics(
         **STAMP, device="process", sampled_at=(1_790_000_000.0, 1_790_000_001.0),
-        columns={"process.memory.usage": (8.0e8, None)},
+        columns={"process.memory.usage": (8.0e8, None)}, collector="collect/host",
     ),
     "attempt_started.v1": AttemptStarted(
         **NODE_STAMP, world_size=2,
         places=(RankPlace(rank=0, local_rank=0, node="node-0"), RankPlace(rank=1, local_rank=0, node="node-1")),
-        spares=("node-2",), resume_step=40,
+        spares=("node-2",), resume_step=40, restarts_by="torchrun",
     ),
     "rank_started.v1": RankStarted(
         **STAMP, pid=4711, local_rank=1, gpu_uuid="GPU-5f4e", pci_address="0000:3b:00.0",
@@ -75,6 +76,7 @@ EXAMPLES = {
     ),
     "fault_injected.v1": FaultInjected(**STAMP, fault="slow", parameters={"factor": 3.0, "seconds": 20.0}),
     "verdict.v1": Verdict(
+        restarts_by="torchrun",
         verdict_id="demo/2/3/metrics/17", revision=1, job="demo", attempt=2, fault_class="nan", severity="error",
         status="open", settled=True, culprits=(Culprit(rank=3, node="node-1", confidence=0.9),), victims=1,
         onset_at=1_790_000_000.0, at=1_790_000_000.25, onset_step=40, first_bad_step=40, advice="rollback_restart",
