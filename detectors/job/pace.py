@@ -49,7 +49,9 @@ class PaceConfig:
     change: ChangePointConfig = field(default_factory=ChangePointConfig)
     row_seconds_min: float = 1.0  # shorter steps are taken together: neighbours come and go within seconds
     many_nodes: int = 4  # no burst of a neighbour moves the median of the ranks of so many machines
-    many_persist_max: int = 16
+    many_persist_max: int = 24
+    many_sigmas: float = 5.5  # of the median since the onset: the median of eight nodes still has bursts of its own
+    many_step_share: float = 0.8  # of `change_min`: by so much a step has to be longer for what all do to be told
     wait_persist_min: int = 24  # a network has bursts that all ranks feel
     many_part_min: float = 0.06  # of a part: all ranks drift by some per cent in hours
     few_part_min: float = 0.1  # on fewer, neighbours move the parts of a step by this much
@@ -186,6 +188,8 @@ class PaceChannel:
         """Over many machines, what all ranks have in common is steady, and a change of it need not persist so long."""
         self._state.many = many
         change = self.config.change
+        if many:
+            self._points["seconds"].config = change = replace(change, change_sigmas=self.config.many_sigmas)
         config = (
             replace(change, persist_max=self.config.many_persist_max, change_min=self.config.many_part_min)
             if many
@@ -240,7 +244,7 @@ class PaceChannel:
             state.silent = [*state.silent, name] if name not in state.silent else state.silent
             return
         longer = math.log(story.after / story.before)
-        if longer <= self._least(name, cut):
+        if longer <= self._least(name, cut, story.part):
             state.waiting = [*state.waiting, name] if name not in state.waiting else state.waiting
             return  # longer in one part, and no step takes longer: not yet, or for something that became shorter
         state.waiting = [other for other in state.waiting if other != name]
@@ -255,16 +259,17 @@ class PaceChannel:
         apart = len({roster.node_of(rank) for rank in found.ranks}) > 1
         return found._replace(part="several") if many and apart else story
 
-    def _least(self, name: str, cut: Cut) -> float:
+    def _least(self, name: str, cut: Cut, part: str) -> float:
         """By how much (a logarithm) a step has to be longer for a change of this series to be worth a word."""
         state, least = self._state, self.config.change.change_min
-        if name == "seconds":
-            return (self._points[name].state.held or 0.0) / 2
+        if name == "seconds":  # as long as the last rank: of many machines always some have a burst
+            unseen = state.many and part == "compute" and self._points["own"].state.held is None
+            return math.inf if unseen else (self._points[name].state.held or 0.0) / 2
         if not state.many:
             return least
         column = "wall" if name == "own" else name
         grown = self._rows.median(column, cut.since) - self._rows.median(column, cut.before)
-        return max(least / 2, grown / state.scale / 2)
+        return max(self.config.many_step_share * least, grown / state.scale / 2)
 
     def _while_held(self, matrix: StepMatrix, roster: Roster) -> None:
         """Look again at what is held: has it become the normal, is it the regime, is it one rank too slight to name?"""

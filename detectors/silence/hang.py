@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from detectors.clues import Clue, Condition, Source
@@ -154,11 +156,19 @@ def _silent(now: float, roster: Roster, live: list[RankState], config: LivenessC
         node = roster.node(rank.node)
         if rank.heard_at is None or rank.heard_at >= old_at:
             continue
-        if node.heard_at is not None and node.heard_at >= fresh_at and rank.phase in WORKING:
+        overdue = rank.phase in WORKING or now - rank.heard_at > _patience(rank.phase, roster, config)
+        if node.heard_at is not None and node.heard_at >= fresh_at and overdue:
             silent.append(rank)
     fresh = [rank for rank in live if rank.heard_at is not None and rank.heard_at >= fresh_at]
     waiting = [rank for rank in fresh if rank.phase in WORKING]
     return silent if waiting and len(fresh) >= len(silent) and 2 * len(waiting) >= len(fresh) else []
+
+
+def _patience(phase: str, roster: Roster, config: LivenessConfig) -> float:
+    """How long a rank that was last heard in a checkpoint or an evaluation may say nothing: its end may be what was
+    not heard, so three times what such ones took; without limit while nobody knows that."""
+    usual = roster.phase_p99(phase) if phase in ("checkpoint", "eval") else 0.0
+    return max(config.heartbeat_gaps_seconds_max, config.ceiling_longest * usual) if usual > 0.0 else math.inf
 
 
 def _odd(live: list[RankState], since: float) -> list[RankState]:

@@ -54,6 +54,7 @@ def look_for_lost_node(now: float, roster: Roster, config: LivenessConfig) -> Cl
         return None
     ages = {node.node: now - node.heard_at for node in nodes if node.heard_at is not None and not node.ended}
     silent = sorted(name for name, age in ages.items() if age > config.node_silent_seconds)
+    silent = [name for name in silent if not _ranks_speak(now, roster, name, config)]
     fresh = [
         node.node
         for node in roster.nodes.values()
@@ -225,6 +226,12 @@ def _hosts(roster: Roster) -> list[NodeState]:
     """Nodes with ranks of this attempt still at work; a spare's silence is nobody's incident."""
     names = sorted({rank.node for rank in roster.ranks.values() if rank.live})
     return [roster.node(name) for name in names]
+
+
+def _ranks_speak(now: float, roster: Roster, node: str, config: LivenessConfig) -> bool:
+    """A rank of the node has been heard of late, and ranks speak through their launcher: only heartbeats are lost."""
+    since = now - config.node_silent_seconds / 2
+    return any(rank.node == node and (rank.heard_at or 0.0) >= since for rank in roster.ranks.values())
 
 
 def _on_the_bus(roster: Roster, node: str, config: LivenessConfig) -> bool:

@@ -8,7 +8,7 @@ from detectors.clues import Source
 from detectors.gpu_work import GpuWork
 from detectors.roster import NodeState, RankState, Roster
 from detectors.silence.hang import look_for_hang
-from detectors.silence.liveness import LivenessConfig
+from detectors.silence.liveness import LivenessConfig, look_for_lost_node
 from ingest.events import Metrics
 
 NOW, RANKS = 1_000.0, 8
@@ -44,6 +44,26 @@ def test_a_rank_not_heard_during_an_evaluation_is_waited_for_by_nobody() -> None
     for rank in roster.ranks.values():
         rank.phase = "train"
     assert named(roster) == [3]
+
+
+@pytest.mark.parametrize(("usual", "silent", "found"), [([], 30.0, None), ([2.0], 9.0, None), ([2.0], 11.0, [3])])
+def test_a_rank_last_heard_in_a_checkpoint_is_waited_for_three_times_as_long_as_one_takes(
+    usual: list[float], silent: float, found: list[int] | None
+) -> None:
+    roster = standing(silent)
+    roster.phase_seconds["checkpoint"] = usual
+    roster.ranks[3].phase, roster.ranks[3].heard_at = "checkpoint", NOW - silent
+    assert named(roster) == found
+
+
+@pytest.mark.parametrize(("spoke", "lost"), [(0.2, False), (6.0, True)])
+def test_a_node_whose_ranks_speak_is_not_lost_though_its_heartbeats_are(spoke: float, lost: bool) -> None:
+    roster = standing(0.2, "train")
+    roster.nodes["node2"].heard_at = NOW - 6.0
+    roster.nodes["node2"].last = Source(rank=-1, node="node2", topic="events", sequence=9)
+    for rank in (4, 5):
+        roster.ranks[rank].heard_at = NOW - spoke
+    assert (look_for_lost_node(NOW, roster, CONFIG) is not None) is lost
 
 
 @pytest.mark.parametrize(

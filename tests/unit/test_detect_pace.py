@@ -261,6 +261,15 @@ def test_its_state_goes_through_json_at_any_step() -> None:
     assert job.told == expected.told
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_bursts_of_neighbours_on_a_few_nodes_are_no_slower_job(seed: int) -> None:
+    """8 nodes of 8 ranks, each with bursts of 9 % that last a dozen steps: their median wanders by some per cent."""
+    dice = np.random.default_rng(seed)
+    bursts = np.repeat(dice.normal(0.0, 0.09, (84, 8)), 12, axis=0)[:1000]
+    work = own(1000, seed, ranks=64) * np.exp(np.repeat(bursts, 8, axis=1))
+    assert watched(step_parts(work), ranks=64, per_node=8).classes == []
+
+
 def test_limits_are_configuration() -> None:
     work = own(300)
     work[150:] *= 1.15

@@ -109,6 +109,14 @@ def test_a_whole_slow_node_is_one_finding_and_names_no_rank() -> None:
     assert not found[-1][1].open
 
 
+def test_a_rank_that_only_loses_a_lead_delays_nobody() -> None:
+    def quick_at_first(parts: dict[str, Floats]) -> None:
+        parts[OWN][:40, 9] *= 0.80
+        parts[OWN][40:, 9] *= 0.90
+
+    assert opened(told(channel_of(64), trained(64, 200, quick_at_first))) == []
+
+
 def test_a_stage_that_slows_as_a_whole_is_nobodys_fault() -> None:
     roles = [f"stage{rank // 32}" for rank in range(64)]
     found = told(channel_of(64, roles=roles), trained(64, 260, more(OWN, slice(0, 32), 150, 260, factor=1.3)))
