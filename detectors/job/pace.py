@@ -49,7 +49,7 @@ class PaceConfig:
     change: ChangePointConfig = field(default_factory=ChangePointConfig)
     row_seconds_min: float = 1.0  # shorter steps are taken together: neighbours come and go within seconds
     many_nodes: int = 4  # no burst of a neighbour moves the median of the ranks of so many machines
-    many_persist_max: int = 24
+    many_persist_max: int = 36
     many_sigmas: float = 5.5  # of the median since the onset: the median of eight nodes still has bursts of its own
     many_step_share: float = 0.8  # of `change_min`: by so much a step has to be longer for what all do to be told
     wait_persist_min: int = 24  # a network has bursts that all ranks feel
