@@ -16,13 +16,22 @@ from pipelines.launcher_key import KeyRefused, key_of
 from pipelines.ledger_address import TokenRefused
 from pipelines.places import Places
 from pipelines.settings import Settings, SettingsError
+from recovery.action import CheckResult
 from recovery.allocation import Allocation, BackendFactory, BackendSite
-from recovery.backend import Backend, BackendError, Observation, StartRequest, Unavailable
+from recovery.backend import (
+    Backend,
+    BackendError,
+    Observation,
+    ProbingBackend,
+    Rejected,
+    StartRequest,
+    Unavailable,
+)
 from recovery.backends.local import LocalBackend
 from recovery.backends.scheduled import ScheduledBackend
 from recovery.launcher.job_files import BrokenJobFile, JobFiles
 from recovery.launcher.proof import JobKey
-from recovery.launcher.protocol import JobEnd
+from recovery.launcher.protocol import CheckName, JobEnd
 from recovery.lease import ControllerLease
 
 LOCAL = "local"
@@ -201,6 +210,20 @@ class JobBackends:
 
     def collect_evidence(self, job: str, attempt: int, *, deadline_seconds: float) -> dict[int, str]:
         return self.of(job).collect_evidence(job, attempt, deadline_seconds=deadline_seconds)
+
+    def probe(
+        self,
+        job: str,
+        attempt: int,
+        checks: Sequence[CheckName],
+        groups: Sequence[Sequence[str]],
+        *,
+        seconds: float,
+    ) -> list[CheckResult]:
+        backend = self.of(job)
+        if not isinstance(backend, ProbingBackend):
+            raise Rejected(f"the backend {backend.name} has no checks")
+        return backend.probe(job, attempt, checks, groups, seconds=seconds)
 
 
 def over_launchers(backend: Backend) -> OverLaunchers:

@@ -18,7 +18,7 @@ from recovery.policy_config import PolicyConfig
 def policy_config(settings: Settings) -> PolicyConfig:
     """What recovery is allowed to do. Raises SettingsError for a mode of a class that does not exist."""
     chosen = settings.recover
-    nodes, exits = chosen.quarantine, chosen.exits
+    nodes, exits, tries = chosen.quarantine, chosen.exits, chosen.preflight
     base = PolicyConfig()
     config = replace(
         base,
@@ -49,6 +49,10 @@ def policy_config(settings: Settings) -> PolicyConfig:
         breaker_share=nodes.breaker_share,
         breaker_nodes_max=nodes.breaker_nodes_max,
         breaker_seconds=nodes.breaker_seconds,
+        preflight=tries.enabled,
+        preflight_seconds_max=tries.seconds,
+        check_seconds_max=tries.check_seconds,
+        slow_ratio=tries.slow_ratio,
         watch_seconds=exits.watch_seconds,
         exit_grace_seconds=exits.grace_seconds,
         blind_seconds_max=exits.blind_seconds,
@@ -63,6 +67,10 @@ def policy_config(settings: Settings) -> PolicyConfig:
         config = config.with_budgets({str(name): number for name, number in chosen.budgets.items()})
     except ValueError as error:
         raise SettingsError(f"recover.budgets: {error}") from error
+    try:
+        config = config if tries.classes is None else config.with_checks(tries.classes)
+    except ValueError as error:
+        raise SettingsError(f"recover.preflight.classes: {error}") from error
     try:
         return config.with_verbs(chosen.actions).with_modes(chosen.modes)
     except ValueError as error:

@@ -10,6 +10,8 @@ import msgspec
 from detectors.verdict import VERDICT_TYPES
 from ingest.events import Topic
 
+from .launcher.protocol import CheckName, CheckVerdict
+
 Verb = Literal[
     "notify", "restart", "exclude_and_restart", "stop", "hold", "ignore",  # what the policy decides
     "resume", "unexclude",  # what only a person asks for
@@ -21,6 +23,16 @@ CommandVerb = Literal[
     "hold", "resume", "abort", "unexclude",  # of a job
 ]  # fmt: skip
 JOB_VERBS: tuple[CommandVerb, ...] = ("hold", "resume", "abort", "unexclude")
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pre-flight check found on one node between two attempts. `seconds`: of what it measures."""
+
+    node: str
+    check: CheckName
+    outcome: CheckVerdict
+    seconds: float = 0.0
+    text: str = ""
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +56,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     resume_tier: str = ""  # memory, memory+peer, peer, memory+disk, disk
     reject_from_step: int | None = None  # checkpoints of this step and later are rejected
     plan_hash: str = ""
+    checks: tuple[CheckResult, ...] = ()  # of its nodes before the start; of many, those that failed come first
 
     @property
     def message_id(self) -> str:

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from .action import CheckResult
+from .launcher.protocol import CheckName
+
 
 class BackendError(Exception):
     """Base; the text is one sentence."""
@@ -139,6 +142,27 @@ class Backend(Protocol):
 
     def collect_evidence(self, job: str, attempt: int, *, deadline_seconds: float) -> dict[int, str]:
         """Python stacks by rank, of those that answer in time."""
+        ...
+
+
+@runtime_checkable
+class ProbingBackend(Protocol):
+    """A backend that can also try its nodes out between two attempts (recovery/checking.py)."""
+
+    def probe(
+        self,
+        job: str,
+        attempt: int,
+        checks: Sequence[CheckName],
+        groups: Sequence[Sequence[str]],
+        *,
+        seconds: float,
+    ) -> list[CheckResult]:
+        """Do these checks on the nodes of all groups at once, those of a group with each other; one result for each
+        node and check. A node that does not answer within `seconds` has failed. `attempt`: the one that was stopped.
+
+        Raises Conflict where ranks live, Rejected where the job's backend has no checks, Unavailable.
+        """
         ...
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .action import CheckResult
 from .backend import (
     Backend,
     BackendError,
@@ -18,17 +19,21 @@ from .backend import (
     CheckpointChoice,
     Observation,
     PersistingCatalog,
+    ProbingBackend,
     Rejected,
     StartRequest,
     TooFewNodes,
 )
 from .backends.placing import choose_nodes
+from .checking import Rounds, check_nodes
+from .launcher.protocol import CheckName
 from .lease import ControllerLease
 from .plan import Plan
 from .policy_config import PolicyConfig
 from .store_schema import Rejection
 
 STACK_CHARACTERS_MAX = 65_536
+ROUND_SECONDS = 4.0  # of a round of checks, beside what the checks themselves may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,15 @@ class Stopped:
     gone: bool
     stacks: dict[int, str] = field(default_factory=dict)
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What pre-flight checks found; `complete`: there was time for all of them. `why_none`: there were none."""
+
+    results: tuple[CheckResult, ...] = ()
+    complete: bool = True
+    why_none: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +139,7 @@ class Unanswered:
 
 
 Result = (
-    Seen | Stopped | Chosen | Started | Starting | Short | Grown
+    Seen | Stopped | Checked | Chosen | Started | Starting | Short | Grown
     | JobOver | Overtaken | OlderAlive | Done | Refused | Unanswered
 )  # fmt: skip
 Call = Callable[[], Result]
@@ -213,6 +227,28 @@ def _persisted(catalog: PersistingCatalog, job: str, config: PolicyConfig) -> st
     except BackendError as error:
         missing = str(error)
     return f"memory is not all on disk: {missing}; " if missing else "memory is on disk; "
+
+
+def preflight(backend: Backend, job: str, attempt: int, excluded: Sequence[str], config: PolicyConfig) -> Result:
+    """Try out the nodes that the next attempt could use; a backend without checks has none to do."""
+    observation = backend.observe(job)
+    obstacle = _obstacle(observation, attempt)
+    if obstacle is not None:
+        return obstacle
+    if not isinstance(backend, ProbingBackend):
+        return Checked(why_none=f"the backend {backend.name} has no checks")
+    usable = [one.name for one in observation.nodes if one.state in ("active", "spare") and one.name not in excluded]
+    seconds = config.check_seconds_max
+
+    def probe(checks: Sequence[CheckName], groups: Sequence[Sequence[str]]) -> list[CheckResult]:
+        return backend.probe(job, attempt, checks, groups, seconds=seconds)
+
+    rounds = Rounds(probe, max(1, int(config.preflight_seconds_max / (seconds + ROUND_SECONDS))))
+    try:
+        results, complete = check_nodes(rounds, usable, slow_ratio=config.slow_ratio)
+    except Rejected as error:
+        return Checked(why_none=str(error))
+    return Checked(tuple(results), complete)
 
 
 def choose_checkpoint(

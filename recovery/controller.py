@@ -172,6 +172,9 @@ class Controller:
             if now >= incident.due_at:
                 self._move(incident, "timed_out", "nobody approved in time", now)
             return None
+        if incident.state == "checking" and now >= incident.due_at:
+            with self._store.transaction():
+                incident = self._steps.unchecked(incident, now)
         if incident.state == "backing_off":
             if now < incident.due_at:
                 return None

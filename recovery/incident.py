@@ -7,8 +7,8 @@ other way. An event that has no row is our own mistake: whatever the world may s
       │                      ▲      ├─ awaiting_approval, held    (a person's turn; approved, resumed: deciding again)
       ├─ exited ─────────────┤      ├─ finishing ── stopped, gave_up
       └─ blind ── resolved   └──────┤  ignored
-                                    └─ stopping ─ backing_off ─ selecting ─ starting ─ probation ─┬─ resolved
-                                          └─ fence_failed ──────────┘  └─ waiting_capacity        └─ relapsed
+                                    └─ stopping ─ checking ─ backing_off ─ selecting ─ starting ─ probation ─┬─ resolved
+                                          └─ fence_failed ─────────────────────┘  └─ waiting_capacity        └─ relapsed
 
 What an incident waits for in each driven state is a call to the backend (`recovery/calls.py`), except in
 coalescing, backing_off and exited, which wait for time. `unreachable` is written down and changes nothing: cannot
@@ -22,8 +22,8 @@ from typing import Literal, get_args
 
 State = Literal[
     "open", "coalescing", "exited", "blind", "deciding", "awaiting_approval", "stopping", "fence_failed",
-    "backing_off", "selecting", "waiting_capacity", "starting", "probation", "finishing", "notified", "held",
-    "resolved", "relapsed", "superseded", "stopped", "gave_up", "ignored",
+    "checking", "backing_off", "selecting", "waiting_capacity", "starting", "probation", "finishing", "notified",
+    "held", "resolved", "relapsed", "superseded", "stopped", "gave_up", "ignored",
 ]  # fmt: skip
 Event = Literal[
     "unsettled",  # the first verdict may still change: wait for its next revision
@@ -39,6 +39,7 @@ Event = Literal[
     "approved", "rejected", "refused", "revised", "timed_out", "resumed",  # a person's turn
     "reminded",  # it still waits for a person, or for nodes
     "gone", "gone_but_early", "due",  # the old attempt lives no more; its successor may start (now, later)
+    "gone_to_check", "checked", "checked_early",  # the same, but its nodes are tried out first
     "not_gone",  # ranks of the old attempt may live, and our patience is over
     "older_alive",  # ranks of the old attempt live after all
     "selected", "no_checkpoint", "started", "start_rejected", "steady", "stuck", "failed_again",
@@ -54,7 +55,8 @@ EVENTS: tuple[Event, ...] = get_args(Event)
 TERMINAL: frozenset[State] = frozenset({"resolved", "relapsed", "superseded", "stopped", "gave_up", "ignored"})
 # In these something is being done to the job: no second incident of the job may be decided meanwhile.
 ACTING: frozenset[State] = frozenset({
-    "deciding", "stopping", "fence_failed", "backing_off", "selecting", "waiting_capacity", "starting", "finishing",
+    "deciding", "stopping", "fence_failed", "checking", "backing_off", "selecting", "waiting_capacity", "starting",
+    "finishing",
 })  # fmt: skip
 # An incident in one of these has the job's attempt in hand: a further verdict of that attempt joins it.
 IN_HAND: frozenset[State] = ACTING | {"coalescing", "awaiting_approval", "held"}
@@ -63,7 +65,7 @@ DRIVEN: frozenset[State] = ACTING | {"coalescing", "exited", "awaiting_approval"
 # In these it waits for people, who are told again now and then.
 WAITS_LONG: frozenset[State] = frozenset({"held", "waiting_capacity", "blind"})
 # In these nothing is under way at the backend, so a person's hold takes effect at once.
-SAFE_TO_HOLD: frozenset[State] = frozenset({"backing_off", "selecting", "waiting_capacity"})
+SAFE_TO_HOLD: frozenset[State] = frozenset({"checking", "backing_off", "selecting", "waiting_capacity"})
 
 _TABLE: dict[State, dict[Event, State]] = {
     "open": {
@@ -126,15 +128,26 @@ _TABLE: dict[State, dict[Event, State]] = {
     "stopping": {
         "gone": "selecting",
         "gone_but_early": "backing_off",
+        "gone_to_check": "checking",
         "not_gone": "fence_failed",
         "unreachable": "stopping",
         "job_over": "resolved",
     },
     "fence_failed": {
         "gone": "selecting",
+        "gone_to_check": "checking",
         "not_gone": "held",
         "unreachable": "fence_failed",
         "job_over": "resolved",
+    },
+    "checking": {
+        "checked": "selecting",
+        "checked_early": "backing_off",
+        "hold": "held",
+        "older_alive": "stopping",
+        "attempt_over": "superseded",
+        "job_over": "resolved",
+        "unreachable": "checking",
     },
     "backing_off": {"due": "selecting", "hold": "held", "job_over": "resolved"},
     "selecting": {

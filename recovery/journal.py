@@ -168,4 +168,5 @@ def action_of_start(intent: IntentRow, incident: IncidentRow, plan: Plan, now: f
         resume_tier=intent.resume_tier,
         reject_from_step=plan.before_step,
         plan_hash=plan.plan_hash,
+        checks=intent.checks,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -99,6 +99,11 @@ class PolicyConfig:
     )
     breaker_nodes_max: int = 2
     breaker_seconds: float = 600.0
+    # pre-flight checks
+    preflight: bool = True
+    preflight_seconds_max: float = 180.0  # then the job goes on without them
+    check_seconds_max: float = 20.0  # a check that is not done by then has failed
+    slow_ratio: float = 2.0  # a node whose multiplication takes so many times the others' median has failed
     # waits
     verdict_seconds_max: float = 900.0  # an older verdict only acts on a job that is visibly down
     approval_seconds_max: float = 1800.0
@@ -153,6 +158,16 @@ class PolicyConfig:
             for row in self.rows
         )
         return replace(self, rows=rows)
+
+    def with_checks(self, classes: Collection[str]) -> PolicyConfig:
+        """The same with pre-flight checks before restarts of these classes. Raises ValueError for an unknown class."""
+        self._check(dict.fromkeys(classes, ""), "", ("",))
+        return replace(self, rows=tuple(replace(row, checks=row.fault_class in classes) for row in self.rows))
+
+    def mode_of_nodes(self, fault_class: str) -> Mode:
+        """Of what is done to a node that fails a check before a restart of that class."""
+        row = self.row(fault_class)
+        return row.mode if row.verb == "exclude_and_restart" else self.quarantine_mode
 
     def with_budgets(self, budgets: Mapping[str, int]) -> PolicyConfig:
         """The same with other budgets. Raises ValueError for an unknown budget or a negative number."""

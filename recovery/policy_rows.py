@@ -28,6 +28,7 @@ class PolicyRow:
     root: bool = False
     no_progress_max: int | None = None  # stricter than the configuration's, for this class
     budget: Budget = "infra"
+    checks: bool = False  # nodes are tried out before the next start; a plain restart does not cure it
     firm: bool = False  # done though detection advises no more than to notify: a person has configured it
 
 
@@ -48,12 +49,12 @@ DEFAULT_ROWS: tuple[PolicyRow, ...] = (
     PolicyRow("warning", "notify"),
     PolicyRow("disk_full", "hold"),  # a restart fills it again
     PolicyRow("rank_lost", "restart"),
-    PolicyRow("hang", "restart", collect_evidence=True, budget="hang"),
-    PolicyRow("collective_timeout", "restart", collect_evidence=True, budget="hang"),
-    PolicyRow("nan", "restart", rollback=True, budget="unknown"),
-    PolicyRow("network_error", "restart", root=True),
-    PolicyRow("cuda_error", "restart"),
-    PolicyRow("illegal_memory_access", "restart", budget="unknown"),
+    PolicyRow("hang", "restart", collect_evidence=True, budget="hang", checks=True),
+    PolicyRow("collective_timeout", "restart", collect_evidence=True, budget="hang", checks=True),
+    PolicyRow("nan", "restart", rollback=True, budget="unknown", checks=True),
+    PolicyRow("network_error", "restart", root=True, checks=True),
+    PolicyRow("cuda_error", "restart", checks=True),
+    PolicyRow("illegal_memory_access", "restart", budget="unknown", checks=True),
     PolicyRow("oom", "restart", no_progress_max=1, budget="unknown"),  # the same batch needs the same memory
     PolicyRow("host_oom", "restart", root=True),
     PolicyRow("storage_error", "restart", root=True),
@@ -61,9 +62,9 @@ DEFAULT_ROWS: tuple[PolicyRow, ...] = (
     PolicyRow("planned", "restart", budget="planned"),
     PolicyRow("start_failure", "restart", budget="unknown"),
     PolicyRow("unknown", "restart", collect_evidence=True, no_progress_max=1, budget="unknown"),
-    PolicyRow("gpu_lost", "exclude_and_restart", "observe", root=True),
-    PolicyRow("gpu_ecc", "exclude_and_restart", "observe", root=True),
-    PolicyRow("nvlink_error", "exclude_and_restart", "observe", root=True),
+    PolicyRow("gpu_lost", "exclude_and_restart", "observe", root=True, checks=True),
+    PolicyRow("gpu_ecc", "exclude_and_restart", "observe", root=True, checks=True),
+    PolicyRow("nvlink_error", "exclude_and_restart", "observe", root=True, checks=True),
     PolicyRow("node_lost", "exclude_and_restart", "observe", root=True),
     PolicyRow("user_error", "stop", budget="user"),
 )

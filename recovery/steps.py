@@ -13,6 +13,7 @@ from random import Random
 from .backend import Backend, CheckpointCatalog, PersistingCatalog, StartRequest
 from .calls import (
     Call,
+    Checked,
     Chosen,
     Done,
     Refused,
@@ -35,6 +36,7 @@ from .policy import backoff_seconds, strengthen
 from .policy_config import PolicyConfig
 from .store import RecoveryStore
 from .store_schema import AttemptRow, IncidentRow, IntentRow
+from .trying_out import TryingOut
 
 
 class Steps:
@@ -56,6 +58,7 @@ class Steps:
         self._random = random
         self._journal = journal
         self._launching = Launching(store, journal, config)
+        self._trying_out = TryingOut(store, backend, config)
         self.decisions = Decisions(store, journal, config)
         self.exits = Exits(store, journal, config)
 
@@ -74,6 +77,8 @@ class Steps:
         plan, intent = self._journal.under_way(incident)
         if incident.state in ("stopping", "fence_failed"):
             return self._stop_call(incident, plan, intent)
+        if incident.state == "checking":
+            return self._trying_out.call(incident, intent)
         if incident.state == "selecting":
             return self._choice_call(incident, plan, intent)
         assert incident.state == "starting"
@@ -131,6 +136,7 @@ class Steps:
             "exited": self.exits.looked,
             "stopping": self._stopped,
             "fence_failed": self._stopped,
+            "checking": self._checked,
             "selecting": self._selected,
             "waiting_capacity": self._launching.waited,
             "starting": self._launching.started,
@@ -167,12 +173,41 @@ class Steps:
         # What is away when the old attempt is gone is away for the next one, and named so in the choice and the start.
         excluded = self._store.excluded(incident.job, now)
         self._store.save_intent(replace(intent, phase="stopped", note=note, excluded=excluded))
+        if self._trying_out.is_wanted(plan):
+            cause = f"attempt {incident.attempt} is gone; its nodes are tried out"
+            self._store.move(incident, "gone_to_check", cause, now, due_at=now + self._config.preflight_seconds_max)
+            return
         delay = backoff_seconds(plan, self._config, self._random.random())
         if delay > 0.0 and incident.state == "stopping":
             cause = f"attempt {incident.attempt} is gone; the next start waits {delay:.1f} s"
             self._store.move(incident, "gone_but_early", cause, now, due_at=now + delay)
         else:
             self._store.move(incident, "gone", f"attempt {incident.attempt} is gone", now)
+
+    def _checked(self, incident: IncidentRow, result: Result, now: float) -> None:
+        if self._journal.overtaken(incident, result, now):
+            return
+        plan, intent = self._journal.under_way(incident)
+        why_none = result.text if isinstance(result, Refused) else ""
+        assert why_none or isinstance(result, Checked)
+        found = result if isinstance(result, Checked) else Checked(why_none=why_none)
+        after = self._trying_out.tried(incident, plan, intent, found, now)
+        assert after.plan is not None
+        told = f"no checks: {found.why_none}" if found.why_none else after.plan.rule.removeprefix(f"{plan.rule}; ")
+        delay = backoff_seconds(plan, self._config, self._random.random())
+        if delay > 0.0:
+            cause = f"{told}; the next start waits {delay:.1f} s"
+            self._store.move(after, "checked_early", cause, now, due_at=now + delay)
+        else:
+            self._store.move(after, "checked", told, now)
+
+    def unchecked(self, incident: IncidentRow, now: float) -> IncidentRow:
+        """The checks have not been answered in time: the job goes on without them, and that is written down."""
+        _, intent = self._journal.under_way(incident)
+        told = f"no checks: they were not done in {self._config.preflight_seconds_max:.0f} s"
+        note = f"{intent.note}; {told}" if intent.note else told
+        self._store.save_intent(replace(intent, note=note))
+        return self._store.move(incident, "checked", told, now)
 
     def _not_gone(self, incident: IncidentRow, why: str, now: float, *, patience: float) -> None:
         """First people are told and the stop is asked for on and on; then it is their turn."""

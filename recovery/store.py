@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .action import Incident
+from .action import CheckResult, Incident
 from .incident import TERMINAL, Event, State, transition
 from .plan import Plan
 from .store_file import Fenced, StoreError
@@ -26,11 +26,12 @@ OUTBOX_KEPT_MAX = 10_000  # published messages that stay for a look back
 _encode = msgspec.json.Encoder().encode
 _decode_plan = msgspec.json.Decoder(Plan).decode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
+_decode_checks = msgspec.json.Decoder(tuple[CheckResult, ...]).decode
 
 _INCIDENT = "incident_id, job, attempt, state, sequence, opened_at, entered_at, due_at, action_id, approved_hash, plan"
 _INTENT = (
     "action_id, incident_id, job, attempt, phase, created_at, token, next_attempt, resume_step, resume_tier, "
-    "excluded, note, nodes, released"
+    "excluded, note, nodes, released, checks"
 )
 
 
@@ -101,10 +102,10 @@ class RecoveryStore(Inbox, Jobs):
 
     def save_intent(self, row: IntentRow) -> None:
         self._write(
-            f"INSERT OR REPLACE INTO intents ({_INTENT}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            f"INSERT OR REPLACE INTO intents ({_INTENT}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             row.action_id, row.incident_id, row.job, row.attempt, row.phase, row.created_at, row.token,
             row.next_attempt, row.resume_step, row.resume_tier, _encode(row.excluded), row.note, row.nodes,
-            _encode(row.released),
+            _encode(row.released), _encode(row.checks),
         )  # fmt: skip
 
     def intent(self, action_id: str) -> IntentRow | None:
@@ -138,7 +139,7 @@ def _incident(row: Any) -> IncidentRow:
 
 
 def _intent(row: Any) -> IntentRow:
-    return IntentRow(*[*row[:10], _decode_names(row[10]), *row[11:13], _decode_names(row[13])])
+    return IntentRow(*[*row[:10], _decode_names(row[10]), *row[11:13], _decode_names(row[13]), _decode_checks(row[14])])
 
 
 __all__ = ["Entry", "Fenced", "RecoveryStore", "StoreError", "Waiting"]

@@ -9,7 +9,7 @@ import msgspec
 
 from detectors.verdict import Verdict
 
-from .action import Action, Incident, Receipt
+from .action import Action, CheckResult, Incident, Receipt
 from .incident import State
 from .plan import Plan
 from .policy_rows import Budget
@@ -83,8 +83,12 @@ CREATE TABLE quarantines (
     PRIMARY KEY (job, node, verdict_id));
 INSERT INTO quarantines SELECT job, node, at, verdict_id FROM exclusions;
 """
+# What pre-flight checks have found, until it stands in the action of the start.
+_THIRD = """
+ALTER TABLE intents ADD COLUMN checks BLOB NOT NULL DEFAULT '[]';
+"""
 # What brings a file from one version to the next; a new file goes through all of them.
-SCHEMA_STEPS: tuple[str, ...] = (_FIRST, _SECOND)
+SCHEMA_STEPS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD)
 SCHEMA_VERSION = len(SCHEMA_STEPS)
 
 Phase = Literal["stopping", "stopped", "starting", "started", "finishing", "closed"]
@@ -132,6 +136,7 @@ class IntentRow:
     note: str = ""
     nodes: int | None = None  # fewer than the job wants; None: as many as it wants
     released: tuple[str, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):

@@ -20,7 +20,7 @@ from ingest.events import (
     StopNotice,
     split_non_finite,
 )
-from recovery.action import Action, Command, Incident, Receipt
+from recovery.action import Action, CheckResult, Command, Incident, Receipt
 
 STAMP = {"job": "demo", "attempt": 2, "rank": 3, "node": "node-1", "sequence": 17, "at": 1_790_000_000.25}
 NODE_STAMP = {**STAMP, "rank": -1}
@@ -95,6 +95,7 @@ EXAMPLES = {
         verdict_id="demo/2/3/metrics/17", verdict_revision=1, fault_class="nan", rule="nan: roll back",
         rung="in_place", excluded_nodes=(), spared_nodes=("node-4",), next_attempt=3,
         resume_step=38, resume_tier="memory", reject_from_step=40, plan_hash="9f2c",
+        checks=(CheckResult(node="node-4", check="matmul", outcome="failed", seconds=0.4, text="slow"),),
     ),
     "receipt.v1": Receipt(
         action_id="demo/2/restart", job="demo", attempt=2, at=1_790_000_002.0, outcome="done",

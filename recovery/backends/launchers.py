@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ingest.clock import Clock
+from recovery.action import CheckResult
 from recovery.allocation import JobRecords
 from recovery.backend import (
     Ambiguous,
@@ -26,6 +27,7 @@ from recovery.backend import (
 )
 from recovery.launcher.protocol import (
     AskEngine,
+    CheckName,
     CollectStacks,
     Finish,
     InjectFault,
@@ -39,6 +41,7 @@ from recovery.launcher.protocol import (
 
 from .asking import Reach, ask_all, ask_these
 from .placing import choose_nodes, places_on
+from .probing import probe
 from .view import Answer, Written, view_of
 
 OBSERVE_SECONDS_MAX = 2.0
@@ -223,6 +226,12 @@ class Launchers:
         request = InjectFault(rank=rank, fault=fault, parameters=parameters)
         answer = self._reach.ask(launcher, request, OBSERVE_SECONDS_MAX)
         return answer.reply.text if answer.reply is not None else answer.trouble
+
+    def probe(
+        self, attempt: int, checks: Sequence[CheckName], groups: Sequence[Sequence[str]], seconds: float
+    ) -> list[CheckResult]:
+        """Pre-flight checks of nodes between two attempts. See `ProbingBackend`."""
+        return probe(self._reach, self.written(), attempt, checks, groups, seconds)
 
     def ask_engine(self, node: str, packet: str, timeout_seconds: float) -> str:
         """The answer of a node's checkpoint engine, through its launcher. Raises Unavailable."""

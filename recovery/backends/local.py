@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 from ingest.clock import Clock
+from recovery.action import CheckResult
 from recovery.allocation import LauncherAddress
 from recovery.backend import (
     BackendError,
@@ -21,7 +22,7 @@ from recovery.launcher.client import LauncherSilent, LauncherUnreachable, ask
 from recovery.launcher.job_files import BrokenJobFile, JobFiles
 from recovery.launcher.ports import PORTS, first_free_port, port_candidates
 from recovery.launcher.procfs import all_processes, is_alive, kill_exactly
-from recovery.launcher.protocol import JobEnd, NodeFile, Placement, Reply, Request
+from recovery.launcher.protocol import CheckName, JobEnd, NodeFile, Placement, Reply, Request
 
 from .launchers import JobOutcome, Launchers
 from .view import Answer
@@ -72,6 +73,17 @@ class LocalBackend:
 
     def collect_evidence(self, job: str, attempt: int, *, deadline_seconds: float) -> dict[int, str]:
         return self._launchers(job).collect_evidence(attempt, deadline_seconds)
+
+    def probe(
+        self,
+        job: str,
+        attempt: int,
+        checks: Sequence[CheckName],
+        groups: Sequence[Sequence[str]],
+        *,
+        seconds: float,
+    ) -> list[CheckResult]:
+        return self._launchers(job).probe(attempt, checks, groups, seconds)
 
     # For the front and the command line
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from ingest.clock import Clock
+from recovery.action import CheckResult
 from recovery.allocation import Allocation, AllocationView, LauncherAddress, Scripted
 from recovery.backend import (
     Conflict,
@@ -26,7 +27,7 @@ from recovery.backend import (
     TooFewNodes,
     Unavailable,
 )
-from recovery.launcher.protocol import JobEnd, Observe
+from recovery.launcher.protocol import CheckName, JobEnd, Observe
 
 from .asking import ask_all
 from .in_allocation import InAllocation, KeyOf
@@ -129,6 +130,18 @@ class ScheduledBackend:
     def collect_evidence(self, job: str, attempt: int, *, deadline_seconds: float) -> dict[int, str]:
         launchers, _ = self._launchers(job)
         return launchers.collect_evidence(attempt, deadline_seconds)
+
+    def probe(
+        self,
+        job: str,
+        attempt: int,
+        checks: Sequence[CheckName],
+        groups: Sequence[Sequence[str]],
+        *,
+        seconds: float,
+    ) -> list[CheckResult]:
+        launchers, _ = self._launchers(job)
+        return launchers.probe(attempt, checks, groups, seconds)
 
     # For the front and the command line
 

@@ -22,6 +22,7 @@ from .protocol import (
     InjectFault,
     LauncherState,
     Observe,
+    Preflight,
     Refusal,
     Reply,
     Request,
@@ -61,6 +62,8 @@ class Commands:
                 step = self._ask_engine(request)
             case CollectStacks():
                 step = self._stacks(request)
+            case Preflight():
+                step = self._preflight(request)
             case InjectFault():
                 step = self._done(self._inject(request))
             case Finish():
@@ -192,6 +195,20 @@ class Commands:
         def step() -> Reply | None:
             stacks = asking.look()
             return None if stacks is None else Reply(stacks=stacks)
+
+        return step
+
+    def _preflight(self, order: Preflight) -> Callable[[], Reply | None]:
+        launcher, share = self._launcher, self._launcher.share
+        if launcher.leaving:
+            return self._refuse("rejected", f"the launcher of {launcher.config.node} is ending")
+        if share is not None and (share.attempt > order.attempt or not share.gone):
+            return self._refuse("conflict", f"attempt {share.attempt} has ranks on {launcher.config.node}")
+        look = launcher.checks.begin(order.checks, order.seconds)
+
+        def step() -> Reply | None:
+            outcomes = look()
+            return None if outcomes is None else Reply(checks=outcomes)
 
         return step
 

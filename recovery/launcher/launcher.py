@@ -20,6 +20,7 @@ from ingest.flight_recorder import Flight
 from ingest.rank_socket import Hello
 
 from .address import TcpAddress
+from .checks import Checks
 from .commands import Commands
 from .config import LauncherConfig
 from .control import Control, listen_tcp, listen_unix
@@ -53,6 +54,7 @@ class Launcher:
         self.share: Share | None = None
         self.fenced_attempt = 0  # nothing of this attempt or an older one is started any more
         self.leaving = False
+        self.checks = Checks(config, clock)
         self._selector = selectors.DefaultSelector()
         self._keys: dict[int, selectors.SelectorKey] = {}
         self._shown = Shown(config.show_output)
@@ -140,6 +142,7 @@ class Launcher:
 
     def begin(self, share: Share) -> None:
         """A new attempt replaces the one that is gone."""
+        self.checks.abandon("ranks were started")
         self.share, self._round = share, None
         self.fenced_attempt = max(self.fenced_attempt, share.attempt)
 
@@ -256,7 +259,7 @@ class Launcher:
         return StackRound(share, self.clock, deadline_seconds, self.publish, self.telemetry.ask_flight)
 
     def _hear_zygote(self) -> None:
-        changed = self.zygote.attend(self.share)
+        changed = self.zygote.attend(self.share, self.checks)
         self._reap_orphans()
         if changed:
             self.write_node_file()
@@ -361,6 +364,7 @@ class Launcher:
 
     def _close(self) -> None:
         self.faults.close()
+        self.checks.abandon("the launcher ends")
         self.zygote.close()  # and with it whatever rank is left
         if self.share is not None:
             self._see_off(self.share)

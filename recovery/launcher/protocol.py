@@ -16,6 +16,8 @@ REQUEST_BYTES_MAX = 1024 * 1024
 REPLY_BYTES_MAX = 16 * 1024 * 1024
 
 JobOutcome = Literal["finished", "failed", "stopped"]
+CheckName = Literal["gpu_memory", "matmul", "disk", "network", "all_reduce"]
+CheckVerdict = Literal["passed", "failed", "skipped"]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +140,34 @@ class CollectStacks(msgspec.Struct, frozen=True, kw_only=True, tag="stacks"):
     deadline_seconds: float
 
 
+class CheckOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One check of a node; for a group's: its place in it, and where the first of the group listens."""
+
+    check: CheckName
+    rank: int = 0
+    world: int = 1
+    host: str = ""
+    port: int = 0
+
+
+class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one check. `seconds`: of what it measures, without getting there; `text`: of what it found."""
+
+    check: CheckName
+    outcome: CheckVerdict
+    seconds: float = 0.0
+    text: str = ""
+
+
+class Preflight(msgspec.Struct, frozen=True, kw_only=True, tag="preflight"):
+    """Try this node out between two attempts, each check in a process of its own; answered at the latest after
+    `seconds`, and a check that is not done by then has failed. Refused while ranks live here."""
+
+    attempt: int  # the one that was stopped
+    checks: tuple[CheckOrder, ...]
+    seconds: float
+
+
 class InjectFault(msgspec.Struct, frozen=True, kw_only=True, tag="inject"):
     """Break one rank on purpose: kill, stop and cont by signal, everything else by asking the rank itself."""
 
@@ -153,7 +183,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     reason: str
 
 
-Request = StartRanks | StopRanks | Observe | FindPort | AskEngine | CollectStacks | InjectFault | Finish
+Request = StartRanks | StopRanks | Observe | FindPort | AskEngine | CollectStacks | Preflight | InjectFault | Finish
 Refusal = Literal["", "conflict", "rejected", "failed", "undecodable"]
 
 
@@ -201,6 +231,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     gone: bool = False
     port: int = 0
     engine: str = ""
+    checks: tuple[CheckOutcome, ...] = ()
 
 
 _REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

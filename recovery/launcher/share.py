@@ -123,7 +123,7 @@ class Share:
         return [
             ForkOrder(
                 order=rank.rank,
-                rank=rank.rank,
+                name=f"rank {rank.rank}",
                 env=environment_of(self._config, self.order, rank.place),
                 cpus=cpus_of(rank.rank, self.order, pin=self._config.pin_cpus),
                 stacks_signal=STACKS_SIGNAL,

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from ingest.clock import Clock
 
+from .checks import Checks
 from .config import LauncherConfig
 from .output import LinePrefixer
 from .share import Share
@@ -59,9 +60,9 @@ class ZygoteKeeper:
         self._watch(self._link.connection, lambda: None)  # wakes the loop; `attend` reads
         self._watch(self._link.output, self._read_output)
 
-    def attend(self, share: Share | None) -> bool:
+    def attend(self, share: Share | None, checks: Checks) -> bool:
         """Hear what there is, order what is pending; whether processes came or went."""
-        news = self._hear(share)
+        news = self._hear(share, checks)
         if self._link is None:
             if self._failures >= self._config.limits.zygote_failures_max:
                 if share is not None and share.pending:
@@ -70,8 +71,8 @@ class ZygoteKeeper:
             elif self._clock.monotonic() >= self._start_at:
                 self.start()
                 news = True
-        elif self._link.ready and share is not None:
-            self._order(share)
+        elif self._link.ready:
+            self._order(share, checks)
         return news
 
     def close(self) -> None:
@@ -79,7 +80,7 @@ class ZygoteKeeper:
         if self._link is not None:
             self._let_go()
 
-    def _hear(self, share: Share | None) -> bool:
+    def _hear(self, share: Share | None, checks: Checks) -> bool:
         if self._link is None:
             return False
         ended = self._link.poll()
@@ -95,33 +96,43 @@ class ZygoteKeeper:
                         self._show(f"transom: the zygote could not import {problem}\n".encode())
                 case Forked():
                     changed = True
-                    if share is not None:
-                        share.forked(item.order, item.pid, item.pidfd)
-                    else:
-                        os.close(item.pidfd)
+                    self._forked(item, share, checks)
+                case ForkRefused() if item.order < 0:
+                    checks.refuse(item.order, item.reason)
                 case ForkRefused():
                     if share is not None:
                         share.refuse(item.reason, item.order)
                 case Exited():
                     changed = True
+                    checks.exited(item.pid, item.code, item.signal)
                     if share is not None:
                         share.exited(item.pid, item.code, item.signal)
                 case ZygoteGone():
                     changed = True
+                    checks.lost()
                     self._died()
         self._check_time()
         return changed
 
-    def _order(self, share: Share) -> None:
+    def _forked(self, news: Forked, share: Share | None, checks: Checks) -> None:
+        if news.order < 0:
+            checks.forked(news.order, news.pid, news.pidfd)
+        elif share is not None:
+            share.forked(news.order, news.pid, news.pidfd)
+        else:
+            os.close(news.pidfd)
+
+    def _order(self, share: Share | None, checks: Checks) -> None:
         assert self._link is not None
-        for order in share.fork_orders():
+        pending = [*(share.fork_orders() if share is not None else ()), *checks.fork_orders()]
+        for order in pending:
             if order.order not in self._ordered_at:
                 if not self._link.fork(order):
                     self._failed("it took no more orders")
                     return
                 self._ordered_at[order.order] = self._clock.monotonic()
-        pending = {rank.rank for rank in share.pending}
-        self._ordered_at = {order: at for order, at in self._ordered_at.items() if order in pending}
+        still = {order.order for order in pending}
+        self._ordered_at = {order: at for order, at in self._ordered_at.items() if order in still}
 
     def _check_time(self) -> None:
         if self._link is None:

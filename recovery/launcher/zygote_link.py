@@ -26,20 +26,22 @@ RECEIVED_BYTES_MAX = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """One rank to fork; the descriptors stay ours, the zygote gets copies."""
+    """One process to fork; the descriptors stay ours, the zygote gets copies. `run`: in place of the rank's script."""
 
-    order: int
-    rank: int
+    order: int  # a rank's number; of a check, a negative one
+    name: str
     env: dict[str, str]
     cpus: tuple[int, ...]
     stacks_signal: int
     descriptors: tuple[int, int, int, int]  # stdout, stderr, stacks file, error file
+    run: Mapping[str, Any] | None = None
 
     def frame(self) -> bytes:
         return pack_frame(
             {
                 "fork": self.order,
-                "rank": self.rank,
+                "name": self.name,
+                "run": self.run,
                 "env": self.env,
                 "cpus": self.cpus,
                 "stacks_signal": self.stacks_signal,

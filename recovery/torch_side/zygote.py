@@ -4,7 +4,8 @@ Started by path and importing nothing of ours: what a rank finds in sys.modules 
 and what the user asked for. It has one thread and forks from it, so that the kernel's parent-death signal is
 tied to the process. Frames on the socket of argv[1]: 4 bytes of length, then JSON; descriptors ride along.
 
-    in   {"settings": …} once, then {"fork": id, …} with stdout, stderr, a stacks file, an error file
+    in   {"settings": …} once, then {"fork": id, …} with stdout, stderr, a stacks file, an error file; where there is
+         {"run": settings} in it, that is run in place of the rank's script (a pre-flight check)
     out  {"ready": …}, {"forked": id, "pid": …} with a pidfd, {"refused": id, "reason": …}, {"exited": pid, …}
 """
 
@@ -205,7 +206,7 @@ def become_rank(request: dict[str, Any], descriptors: list[int]) -> int:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    _libc.prctl(PR_SET_NAME, f"rank {request['rank']}".encode()[:15])
+    _libc.prctl(PR_SET_NAME, request["name"].encode()[:15])
     os.environ.update(request["env"])
     if request["cpus"]:
         os.sched_setaffinity(0, request["cpus"])
@@ -305,7 +306,7 @@ def main() -> None:
     errors = become_rank(request, descriptors)
     code = 0
     try:
-        run(settings)
+        run(request["run"] or settings)
     except SystemExit as leaving:
         code = code_of(leaving)
     except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this rank, as in any interpreter

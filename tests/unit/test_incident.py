@@ -61,6 +61,11 @@ def test_nothing_is_started_but_from_selecting_and_nothing_selected_before_the_o
     assert into_selecting == {
         ("stopping", "gone"), ("fence_failed", "gone"), ("backing_off", "due"), ("selecting", "unreachable"),
         ("waiting_capacity", "capacity"), ("starting", "smaller"),  # both come from a start that started nothing
+        ("checking", "checked"),
+    }  # fmt: skip
+    into_checking = {pair for pair, after in TRANSITIONS.items() if after == "checking"}
+    assert into_checking == {
+        ("stopping", "gone_to_check"), ("fence_failed", "gone_to_check"), ("checking", "unreachable"),
     }  # fmt: skip
 
 
