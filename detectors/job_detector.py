@@ -26,6 +26,7 @@ from detectors.ranks.findings import condition_of
 from detectors.roster import Roster
 from detectors.silence.hang import any_stopped, look_for_hang, look_for_stopped
 from detectors.silence.liveness import all_speak, exit_clue, look_for_lost_node, node_suspect, notice_clue
+from detectors.step_block import StepBlock
 from detectors.steps import StepMatrix
 from detectors.verdict import Verdict
 from ingest.events import AttemptStarted, FaultInjected, Logs, Message, Metrics, NodeHeartbeat, RankExited, StopNotice
@@ -170,6 +171,11 @@ class JobDetector:
             numbers.observe(message, place)
             matrix.add(message, place)
         return None
+
+    def observe_block(self, block: StepBlock) -> None:
+        """`observe` of each message that the block stands for, in the order of its ranks."""
+        for message in block.messages():
+            self.observe(message)
 
     def use_rules(self, rules: RuleBook) -> None:
         """Other log rules, from the next tick on."""

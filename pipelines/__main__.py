@@ -20,6 +20,7 @@ from pipelines.cli import (
     notify,
     reads,
     recovery,
+    replay,
     run,
     services,
     simulation,
@@ -64,7 +65,7 @@ app.command(rich_help_panel="Look")(recovery.hold)
 app.command(rich_help_panel="Look")(recovery.resume)
 app.command(rich_help_panel="Look")(recovery.abort)
 app.command(rich_help_panel="Look")(recovery.unexclude)
-app.command(rich_help_panel="Look")(jobs.replay)
+app.command(rich_help_panel="Look")(replay.replay)
 app.add_typer(measures.bench, name="bench", rich_help_panel="Measure")
 app.command(rich_help_panel="Measure")(evaluate.evaluate)
 app.command(rich_help_panel="Measure")(fit.fit)

@@ -11,6 +11,7 @@ EXTRAS = {  # extra: (the module that proves it, what works only with it)
     "ledger": ("duckdb", "transom record, the API, the console's data"),
     "ui": ("streamlit", "transom console"),
     "ckpt": ("torch", "checkpoints in memory, the demo"),
+    "historic": ("google.protobuf", "replays of TensorBoard and W&B files"),
     "kafka": ("kafka", "the Kafka bus"),
     "k8s": ("kubernetes", "the Kubernetes backend"),
 }

@@ -1,11 +1,10 @@
-"""Commands about jobs: demo, inject, replay."""
+"""Commands about jobs: demo, inject."""
 
 from __future__ import annotations
 
 import os
 import random
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,10 +16,8 @@ from pipelines.cli.options import (
     BusKind,
     Config,
     JsonFile,
-    Model,
     StateDir,
     settings_from,
-    with_model,
 )
 from pipelines.injectable import FAULTS, listed
 
@@ -109,21 +106,3 @@ def inject(
 
 # Typer keeps paragraphs of a docstring, and a table of faults belongs where a person asks for help.
 inject.__doc__ = f"{inject.__doc__}\n\n{listed()}"
-
-
-def replay(
-    recording: Annotated[
-        Path, typer.Argument(help="A recorded run directory (.transom/recordings/<job>, data/<name>).")
-    ],
-    output: Annotated[
-        Path | None, typer.Option("--output", help="Write the verdicts to this file, one JSON a line.", dir_okay=False)
-    ] = None,
-    config: Config = None,
-    model: Model = None,
-) -> None:
-    """Run the live pipeline's detectors over a recorded run; the same input gives the same bytes."""
-    from pipelines.own_process import collect_garbage_seldom
-    from pipelines.replay import replay_recording
-
-    collect_garbage_seldom()
-    replay_recording(recording, output, settings_from(config, detect=with_model(model)), Console(highlight=False))

@@ -12,7 +12,8 @@ import pytest
 
 from detectors.verdict import Verdict
 from pipelines.recording import read_recording, read_run
-from pipelines.replay import Replayed, compare, replay_records
+from pipelines.replay import replay_records
+from pipelines.replayed import Replayed, compare
 from pipelines.settings import Settings
 
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -11,11 +11,14 @@ import pytest
 from rich.console import Console
 
 from ingest.clock import SystemClock
-from pipelines import replay
+from pipelines import replay_source
 from pipelines.children import ChildFailed, Children
 from pipelines.cli.recovery import explain
+from pipelines.recording import RecordingWriter
+from pipelines.replay_command import Wanted, run_replay
+from pipelines.replayed import Replayed
 from pipelines.settings import Settings
-from tests.ledger_messages import verdict
+from tests.ledger_messages import JOB, verdict
 
 SUMMARY = "Rank 0 said: [rank0]: Error [/home/me/train.py] in model[layer]"
 
@@ -23,11 +26,12 @@ SUMMARY = "Rank 0 said: [rank0]: Error [/home/me/train.py] in model[layer]"
 def test_brackets_of_a_log_line_are_shown_by_replay_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replayed = replay.Replayed(verdicts=[verdict(summary=SUMMARY)])
-    monkeypatch.setattr(replay, "read_messages", lambda _: iter(()))
-    monkeypatch.setattr(replay, "replay_messages", lambda *_: replayed)
+    with RecordingWriter(tmp_path, JOB, now=1000.0):
+        pass
+    monkeypatch.setattr(replay_source, "replay_messages", lambda *_: Replayed([verdict(summary=SUMMARY)], [1.0]))
     text = StringIO()
-    replay.replay_recording(tmp_path, None, Settings(), Console(file=text, width=200))
+    wanted = Wanted(runs=(tmp_path,), settings=(("", Settings()),))
+    run_replay(wanted, Console(file=text, width=200), Console(file=StringIO()), SystemClock())
     assert SUMMARY in text.getvalue()
 
 
