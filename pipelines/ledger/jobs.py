@@ -134,7 +134,7 @@ class JobBook:
         match message:
             case Metrics():
                 self._metrics(state, message)
-            case DeviceMetrics() if message.rank >= 0 and len(state.metric_names) < METRIC_NAMES_MAX:
+            case DeviceMetrics() if len(state.metric_names) < METRIC_NAMES_MAX:
                 state.metric_names.update(message.columns)
             case AttemptStarted():
                 self._started(state, message)

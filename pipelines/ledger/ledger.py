@@ -214,8 +214,7 @@ class Ledger:
                 self._waiting.logs.extend(log_rows(record, message))
                 self.state.hear(message)
             case DeviceMetrics():
-                if message.rank >= 0:  # a series has ranks; what a whole node measures has none
-                    self.parts.buffer(record.place, record.offset, message)
+                self.parts.buffer(record.place, record.offset, message)
                 self.state.hear(message)
             case NodeHeartbeat():
                 self.state.hear(message)
@@ -352,7 +351,8 @@ class Ledger:
         merged = self.parts.merged_name(old)
         target = str(self.parts.folder / (merged.path + TEMPORARY_SUFFIX)).replace("'", "''")
         connection.execute(
-            "COPY (SELECT * FROM read_parquet($paths) ORDER BY job, metric, attempt, rank, step)"
+            "COPY (SELECT * FROM read_parquet($paths, union_by_name = true)"
+            " ORDER BY job, metric, attempt, rank, node, step, event_at)"
             f" TO '{target}' (FORMAT parquet, COMPRESSION zstd)",
             {"paths": [str(self.parts.folder / part.path) for part in old]},
         )

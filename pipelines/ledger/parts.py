@@ -6,30 +6,20 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ingest.bus import TopicPartition
 from ingest.events import DeviceMetrics, Metrics
 
+from .columns import Buffered, SampleColumns, samples_of
 from .engine import pa, pq
 
-PART_SCHEMA = pa.schema(
-    [
-        ("job", pa.string()),
-        ("attempt", pa.int64()),
-        ("rank", pa.int64()),
-        ("node", pa.string()),
-        ("step", pa.int64()),
-        ("event_at", pa.float64()),
-        ("metric", pa.string()),
-        ("value", pa.float64()),
-    ]
-)
-NO_STEP = -1  # of samples by time
 MERGE_PARTS = 32  # parts of one level that become one of the next
 MERGE_ROWS_MAX = 4_000_000  # a merge runs in the writer thread, so it must stay short
+MERGE_GAIN = 4  # fewer large parts than that are not worth a merge
+ROW_GROUP_ROWS = 122_880  # DuckDB's own
 TEMPORARY_SUFFIX = ".tmp"
 
 
@@ -61,67 +51,11 @@ def removal_row(place: TopicPartition, removed: Sequence[str]) -> tuple[Any, ...
     return ("", 0, place.topic, place.partition, -1, -1, 0, 0.0, 0.0, "[]", json.dumps(list(removed)))
 
 
-class Buffered(NamedTuple):
-    """One metrics message that is in no part yet."""
-
-    place: TopicPartition
-    offset: int
-    message: Metrics | DeviceMetrics
-
-
 class Held(NamedTuple):
     """What a reader sees at one instant: the parts, and the samples of the newest seconds."""
 
     parts: tuple[Part, ...]
     buffered: tuple[Buffered, ...]
-
-
-@dataclass(slots=True)
-class _Columns:
-    """Samples in long format, as lists."""
-
-    lists: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in PART_SCHEMA.names})
-
-    def add(self, message: Metrics | DeviceMetrics, metric: str | None = None) -> None:
-        out = self.lists
-        if isinstance(message, Metrics):
-            steps: Sequence[int] = message.steps
-            times = message.ended_at or (message.at,) * len(message.steps)
-        else:
-            steps, times = (NO_STEP,) * len(message.sampled_at), message.sampled_at
-        for name in message.columns:
-            if metric is not None and name != metric:
-                continue
-            values = message.column(name) if isinstance(message, Metrics) else message.columns[name]
-            for step, event_at, value in zip(steps, times, values, strict=True):
-                if value is None:
-                    continue  # the rank has no such sample for that step
-                out["job"].append(message.job)
-                out["attempt"].append(message.attempt)
-                out["rank"].append(message.rank)
-                out["node"].append(message.node)
-                out["step"].append(step)
-                out["event_at"].append(event_at)
-                out["metric"].append(name)
-                out["value"].append(value)
-
-    def table(self) -> pa.Table:
-        return pa.table(self.lists, schema=PART_SCHEMA)
-
-
-def samples_of(message: Metrics | DeviceMetrics) -> int:
-    """An upper bound of the rows that a message becomes."""
-    rows = message.steps if isinstance(message, Metrics) else message.sampled_at
-    return len(rows) * len(message.columns)
-
-
-def live_table(buffered: Iterable[Buffered], job: str, metric: str) -> pa.Table:
-    """The samples of one metric that are in no part yet."""
-    columns = _Columns()
-    for entry in buffered:
-        if entry.message.job == job and metric in entry.message.columns:
-            columns.add(entry.message, metric)
-    return columns.table()
 
 
 class PartStore:
@@ -174,7 +108,7 @@ class PartStore:
             by_place.setdefault(entry.place, []).append(entry)
         written = []
         for place, entries in by_place.items():
-            columns = _Columns()
+            columns = SampleColumns()
             for entry in entries:
                 columns.add(entry.message)
             part = self._write(columns.table(), place, entries[0].offset, entries[-1].offset)
@@ -199,8 +133,12 @@ class PartStore:
         for part in self._parts.values():
             groups.setdefault((part.place, part.level), []).append(part)
         for group in groups.values():
+            if len(group) < MERGE_PARTS:
+                continue
             oldest = sorted(group, key=lambda part: part.first_offset)[:MERGE_PARTS]
-            if len(oldest) == MERGE_PARTS and sum(part.row_count for part in oldest) <= MERGE_ROWS_MAX:
+            while sum(part.row_count for part in oldest) > MERGE_ROWS_MAX:
+                oldest.pop()
+            if len(oldest) >= MERGE_GAIN:
                 return oldest
         return []
 
@@ -249,9 +187,14 @@ class PartStore:
         if table.num_rows == 0:
             return None
         name = _name(place, first, last, 0)
-        pq.write_table(table, self.folder / (name + TEMPORARY_SUFFIX), compression="zstd")
+        pq.write_table(
+            table,
+            self.folder / (name + TEMPORARY_SUFFIX),
+            compression="zstd",
+            row_group_size=ROW_GROUP_ROWS,  # the rows of one metric are few of these, the others are not read
+        )
         self.publish(name)
-        times = table.column("event_at").to_pylist()
+        times = table.column("event_at").to_numpy()
         return Part(
             path=name,
             level=0,
@@ -259,8 +202,8 @@ class PartStore:
             first_offset=first,
             last_offset=last,
             row_count=table.num_rows,
-            min_at=min(times),
-            max_at=max(times),
+            min_at=float(times.min()),
+            max_at=float(times.max()),
             jobs=frozenset(table.column("job").unique().to_pylist()),
         )
 

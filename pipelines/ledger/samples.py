@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ingest.events import LAUNCHER_RANK
+
+from .columns import live_table
 from .engine import duckdb, pa
-from .parts import Held, live_table
+from .parts import Held
 from .shapes import Series
 
 POINTS_MAX = 200_000  # of one answer, over all ranks
@@ -14,41 +17,50 @@ BUCKETS_MIN = 10
 MEDIAN_RANK = -2  # in the answer as a table: the median over ranks
 
 # Points of every rank, and the median over the ranks of each step (of samples by time: of two seconds) as rank -2.
-# NaN and infinities are kept apart: they would win every maximum.
+# What a whole node measured (rank -1) is a line for each node and device. NaN and infinities are kept apart: they would
+# win every maximum.
 _POINTS = """
 WITH sample AS (
-  SELECT attempt, rank, step, event_at, value FROM ({source})
+  SELECT attempt, rank, CASE WHEN rank < 0 THEN node || '/' || coalesce(device, '') ELSE '' END AS place,
+    step, event_at, value
+  FROM ({source})
   WHERE job = $job AND metric = $metric
     AND ($attempt IS NULL OR attempt = $attempt)
     AND ($start IS NULL OR event_at >= $start) AND ($stop IS NULL OR event_at < $stop)
 ), point AS (
-  SELECT rank, step, event_at, value FROM sample
+  SELECT rank, place, step, event_at, value FROM sample
   UNION ALL
-  SELECT -2, step, min(event_at), median(value) FROM sample WHERE isfinite(value)
+  SELECT -2, '', step, min(event_at), median(value) FROM sample WHERE isfinite(value) AND rank >= 0
   GROUP BY attempt, step, CASE WHEN step < 0 THEN floor(event_at / 2) END
 )
 """
 _SPAN = """
-SELECT min(event_at), max(event_at), count(DISTINCT rank), max(amount) FROM (
-  SELECT rank, event_at, count(*) OVER (PARTITION BY rank) AS amount FROM point)
+SELECT min(low), max(high), count(*), max(amount) FROM (
+  SELECT rank, place, min(event_at) AS low, max(event_at) AS high, count(*) AS amount FROM sample GROUP BY rank, place)
 """
-_RAW = "SELECT rank, step, event_at, value FROM point ORDER BY rank, event_at, step"
+_RAW = "SELECT rank, place, step, event_at, value FROM point ORDER BY rank, place, event_at, step"
 _THINNED = """
 , bucketed AS (
   SELECT *, least(CAST(floor((event_at - $low) / $width) AS BIGINT), $buckets - 1) AS bucket FROM point
-), low AS (
-  SELECT rank, arg_min(step, value) AS step, arg_min(event_at, value) AS event_at, min(value) AS value
-  FROM bucketed WHERE isfinite(value) GROUP BY rank, bucket
-), high AS (
-  SELECT rank, arg_max(step, value) AS step, arg_max(event_at, value) AS event_at, max(value) AS value
-  FROM bucketed WHERE isfinite(value) GROUP BY rank, bucket
-), odd AS (
-  SELECT rank, arg_min(step, event_at) AS step, min(event_at) AS event_at, arg_min(value, event_at) AS value
-  FROM bucketed WHERE NOT isfinite(value) GROUP BY rank, bucket
+), extreme AS (
+  SELECT rank, place,
+    arg_min(step, value) FILTER (isfinite(value)) AS low_step,
+    arg_min(event_at, value) FILTER (isfinite(value)) AS low_at, min(value) FILTER (isfinite(value)) AS low,
+    arg_max(step, value) FILTER (isfinite(value)) AS high_step,
+    arg_max(event_at, value) FILTER (isfinite(value)) AS high_at, max(value) FILTER (isfinite(value)) AS high,
+    arg_min(step, event_at) FILTER (NOT isfinite(value)) AS odd_step,
+    min(event_at) FILTER (NOT isfinite(value)) AS odd_at,
+    arg_min(value, event_at) FILTER (NOT isfinite(value)) AS odd
+  FROM bucketed GROUP BY rank, place, bucket
 )
-SELECT rank, step, event_at, value FROM (
-  SELECT * FROM low UNION SELECT * FROM high UNION ALL SELECT * FROM odd)
-ORDER BY rank, event_at, step
+SELECT rank, place, step, event_at, value FROM (
+  SELECT rank, place, low_step AS step, low_at AS event_at, low AS value FROM extreme WHERE low_at IS NOT NULL
+  UNION ALL
+  SELECT rank, place, high_step, high_at, high FROM extreme
+  WHERE high_at IS NOT NULL AND (high_at <> low_at OR high_step <> low_step)
+  UNION ALL
+  SELECT rank, place, odd_step, odd_at, odd FROM extreme WHERE odd_at IS NOT NULL)
+ORDER BY rank, place, event_at, step
 """
 
 
@@ -65,27 +77,11 @@ class SeriesQuestion:
 
 
 def series_table(cursor: duckdb.DuckDBPyConnection, held: Held, folder: str, question: SeriesQuestion) -> pa.Table:
-    """rank (−2: the median over ranks), step, event_at, value; ordered by rank and time."""
-    paths = [
-        f"{folder}/{part.path}"
-        for part in held.parts
-        if question.job in part.jobs
-        and (question.start is None or part.max_at >= question.start)
-        and (question.end is None or part.min_at < question.end)
-    ]
-    live = live_table(held.buffered, question.job, question.metric)
-    cursor.register("live", live)
-    source = "SELECT * FROM live"
-    parameters: dict[str, object] = {
-        "job": question.job,
-        "metric": question.metric,
-        "attempt": question.attempt,
-        "start": question.start,
-        "stop": question.end,
-    }
-    if paths:
-        source += " UNION ALL BY NAME SELECT * FROM read_parquet($paths)"
-        parameters["paths"] = paths
+    """rank (−2: the median over ranks), place, step, event_at, value; ordered by rank, place and time.
+
+    `place` is NODE/DEVICE where rank is −1, else empty.
+    """
+    source, parameters = _source(cursor, held, folder, question)
     points = _POINTS.format(source=source)
     ((low, high, ranks, most),) = cursor.execute(points + _SPAN, parameters).fetchall()
     buckets = question.buckets
@@ -97,13 +93,61 @@ def series_table(cursor: duckdb.DuckDBPyConnection, held: Held, folder: str, que
     return cursor.sql(points + _THINNED, params=parameters).to_arrow_table()
 
 
+def raw_table(
+    cursor: duckdb.DuckDBPyConnection,
+    held: Held,
+    folder: str,
+    question: SeriesQuestion,
+    *,
+    rank: int | None,
+    limit: int,
+) -> pa.Table:
+    """Samples as they came, at most `limit`, by attempt, rank and time; an empty metric asks for all of them."""
+    source, parameters = _source(cursor, held, folder, question)
+    query = f"""
+SELECT attempt, rank, node, coalesce(device, '') AS device, metric, step, event_at, value FROM ({source})
+WHERE job = $job AND ($metric = '' OR metric = $metric) AND ($attempt IS NULL OR attempt = $attempt)
+  AND ($rank IS NULL OR rank = $rank)
+  AND ($start IS NULL OR event_at >= $start) AND ($stop IS NULL OR event_at < $stop)
+ORDER BY metric, attempt, rank, node, device, event_at, step LIMIT $limit
+"""
+    return cursor.sql(query, params=parameters | {"rank": rank, "limit": limit}).to_arrow_table()
+
+
+def _source(
+    cursor: duckdb.DuckDBPyConnection, held: Held, folder: str, question: SeriesQuestion
+) -> tuple[str, dict[str, object]]:
+    """A query over parts and buffer that may hold what is asked, and the parameters of it and of the question."""
+    paths = [
+        f"{folder}/{part.path}"
+        for part in held.parts
+        if question.job in part.jobs
+        and (question.start is None or part.max_at >= question.start)
+        and (question.end is None or part.min_at < question.end)
+    ]
+    cursor.register("live", live_table(held.buffered, question.job, question.metric or None))
+    source = "SELECT * FROM live"
+    parameters: dict[str, object] = {
+        "job": question.job,
+        "metric": question.metric,
+        "attempt": question.attempt,
+        "start": question.start,
+        "stop": question.end,
+    }
+    if paths:
+        source += " UNION ALL BY NAME SELECT * FROM read_parquet($paths, union_by_name = true)"
+        parameters["paths"] = paths
+    return source, parameters
+
+
 def series_of(metric: str, table: pa.Table) -> Series:
     """The same as a `Series`."""
     ranks: dict[str, list[tuple[float, int, float | None]]] = {}
     median: list[tuple[float, float | None]] = []
     non_finite: list[tuple[int, int, str]] = []
-    columns = (table.column(name).to_pylist() for name in ("rank", "step", "event_at", "value"))
-    for rank, step, event_at, value in zip(*columns, strict=True):
+    hosts: dict[str, list[tuple[float, float | None]]] = {}
+    columns = (table.column(name).to_pylist() for name in ("rank", "place", "step", "event_at", "value"))
+    for rank, place, step, event_at, value in zip(*columns, strict=True):
         if rank == MEDIAN_RANK:
             median.append((event_at, value))
             continue
@@ -111,8 +155,11 @@ def series_of(metric: str, table: pa.Table) -> Series:
         if not math.isfinite(value):
             non_finite.append((rank, step, _name_of(value)))
             shown = None
+        if rank == LAUNCHER_RANK:
+            hosts.setdefault(place, []).append((event_at, shown))
+            continue
         ranks.setdefault(str(rank), []).append((event_at, step, shown))
-    return Series(metric=metric, ranks=ranks, median=median, non_finite=non_finite)
+    return Series(metric=metric, ranks=ranks, median=median, non_finite=non_finite, hosts=hosts)
 
 
 def _name_of(value: float) -> str:

@@ -200,12 +200,16 @@ class RowPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric by rank: [event_at, step, value]; `non_finite` ([rank, step, name]) names what is None."""
+    """One metric by rank: [event_at, step, value]; `non_finite` ([rank, step, name]) names what is None.
+
+    `hosts`: what a node's ranks share, [event_at, value] by NODE/DEVICE.
+    """
 
     metric: str
     ranks: dict[str, list[tuple[float, int, float | None]]]
     median: list[tuple[float, float | None]]
     non_finite: list[tuple[int, int, str]]
+    hosts: dict[str, list[tuple[float, float | None]]] = {}
 
 
 class LogRow(msgspec.Struct, frozen=True, kw_only=True):

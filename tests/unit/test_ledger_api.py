@@ -150,7 +150,7 @@ def test_series_come_as_an_arrow_stream_when_asked_for(house: House) -> None:
     answer = house.http.get("/v1/series", params={"job": JOB, "metric": "train.loss"}, headers={"Accept": ARROW_STREAM})
     assert answer.headers["content-type"] == ARROW_STREAM
     table = pa.ipc.open_stream(answer.content).read_all()
-    assert table.column_names == ["rank", "step", "event_at", "value"]
+    assert table.column_names == ["rank", "place", "step", "event_at", "value"]
     assert table.num_rows == 9 + 4
 
 

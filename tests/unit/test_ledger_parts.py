@@ -65,7 +65,7 @@ def test_parts_have_the_long_format_and_their_row_names_them(tmp_path: Path, clo
             ).fetchall()
     assert row[1:] == ("metrics", 0, 0, 0, 2, 1007.0, 1007.0)
     table = pq.read_table(tmp_path / "metrics" / row[0])
-    assert table.column_names == ["job", "attempt", "rank", "node", "step", "event_at", "metric", "value"]
+    assert table.column_names == ["job", "attempt", "rank", "node", "device", "step", "event_at", "metric", "value"]
     values = {entry["metric"]: entry["value"] for entry in table.to_pylist()}
     assert values["train.step.duration"] == 0.5
     assert math.isnan(values["train.loss"])
@@ -204,6 +204,7 @@ def test_what_a_ranks_process_and_gpu_measure_is_a_series_by_time(tmp_path: Path
         ledger.commit(force=True)
         assert reader.series(JOB, "process.memory.usage") == live
         assert live.ranks == {"0": [(10.0, -1, 10.0), (12.0, -1, 12.0)], "1": [(10.0, -1, 110.0), (12.0, -1, 112.0)]}
+        assert live.hosts == {"node-0/process": [(10.0, -90.0), (12.0, -88.0)]}
         assert live.median == [(10.0, 60.0), (12.0, 62.0)]
         assert "process.memory.usage" in reader.metric_names(JOB)
 
