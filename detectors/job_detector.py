@@ -186,7 +186,7 @@ class JobDetector:
         and hand out what they said."""
         if watermark is not None:
             self._run_ticks(watermark, before=False, taken_at=taken_at)
-        out, self._out = self._out, []
+        out, self._out = self._out if self._attempt is None else self._attempt.roster.owned(self._out), []
         self.counts.verdicts += len(out)
         return out
 

@@ -10,6 +10,7 @@ from ckpt_engine.errors import CheckpointError
 from ingest.bus import BusError
 from pipelines.cli import (
     checkpoints,
+    collect,
     corpus,
     diagnose,
     evaluate,
@@ -52,6 +53,7 @@ app.command(rich_help_panel="Services")(services.detect)
 app.command(rich_help_panel="Services")(services.recover)
 app.command(rich_help_panel="Services")(services.record)
 app.command(rich_help_panel="Services")(services.console)
+app.command(rich_help_panel="Services")(collect.collect)
 app.add_typer(checkpoints.ckpt, name="ckpt", rich_help_panel="Services")
 app.command(hidden=True)(services.launcher)
 app.add_typer(notify.notify, name="notify", rich_help_panel="Services")

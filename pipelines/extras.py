@@ -12,11 +12,12 @@ EXTRAS = {  # extra: (the module that proves it, what works only with it)
     "ui": ("streamlit", "transom console"),
     "ckpt": ("torch", "checkpoints in memory, the demo"),
     "historic": ("google.protobuf", "replays of TensorBoard and W&B files"),
+    "collect": ("psutil", "host samples and NVML in transom collect"),
     "kafka": ("kafka", "the Kafka bus"),
     "k8s": ("kubernetes", "the Kubernetes backend"),
 }
 LEDGER_MODULES = ("duckdb", "pyarrow", "fastapi", "uvicorn", "prometheus_client", "httpx")
-ALSO_OF = {**dict.fromkeys((*LEDGER_MODULES, "httpcore", "starlette"), "ledger"), "pandas": "ui"}
+ALSO_OF = {**dict.fromkeys((*LEDGER_MODULES, "httpcore", "starlette"), "ledger"), "pandas": "ui", "pynvml": "collect"}
 
 
 class MissingExtra(StatedError, ImportError):
