@@ -15,6 +15,7 @@ EXTRAS = {  # extra: (the module that proves it, what works only with it)
     "collect": ("psutil", "host samples and NVML in transom collect"),
     "kafka": ("kafka", "the Kafka bus"),
     "k8s": ("kubernetes", "the Kubernetes backend"),
+    "apprise": ("apprise", "notices by chat, mail and pager"),
 }
 LEDGER_MODULES = ("duckdb", "pyarrow", "fastapi", "uvicorn", "prometheus_client", "httpx")
 ALSO_OF = {**dict.fromkeys((*LEDGER_MODULES, "httpcore", "starlette"), "ledger"), "pandas": "ui", "pynvml": "collect"}

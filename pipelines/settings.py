@@ -160,6 +160,12 @@ class ConsoleSettings(_Section):
     port: int = Field(8501, ge=0, le=65535, description="0: any free port")
 
 
+class AppriseSettings(_Section):
+    urls_file: Path | None = Field(
+        None, description="file (0600) with addresses as apprise spells them, one a line; needs transom[apprise]"
+    )
+
+
 class NotifySettings(_Section):
     least: Literal["info", "warning", "page"] = Field(
         "info", description="quieter ones are not told: info (by itself), warning (look at it), page (a person's turn)"
@@ -173,6 +179,7 @@ class NotifySettings(_Section):
     webhook_token_file: Path | None = Field(None, description="file that holds the token which is sent along")
     webhook_secret_file: Path | None = Field(None, description="file that holds the secret which signs the body")
     command: tuple[str, ...] = Field((), description="program and its arguments; it gets JSON on standard input")
+    apprise: AppriseSettings = AppriseSettings()
     alertmanager_url: str | None = Field(None, description="Alertmanager: one alert for each open incident")
     alertmanager_token_file: Path | None = Field(None, description="file that holds the token for it")
     resend_seconds: float = Field(60.0, gt=0.0, description="how often Alertmanager is sent what is open")

@@ -137,7 +137,7 @@ class Notifications:
 
 
 def senders(chosen: NotifySettings) -> list[Sender]:
-    """The receivers of single notices. Raises NotAnAddress, TokenRefused."""
+    """The receivers of single notices. Raises NotAnAddress, TokenRefused, MissingExtra."""
     found: list[Sender] = []
     url = chosen.webhook_url
     if chosen.webhook_url_file is not None:
@@ -146,6 +146,10 @@ def senders(chosen: NotifySettings) -> list[Sender]:
         found.append(Webhook(url, chosen.webhook_token_file, chosen.webhook_secret_file))
     if chosen.command:
         found.append(Command(chosen.command))
+    if chosen.apprise.urls_file is not None:
+        from .apprise_sender import apprise_senders  # an extra, and slow to import
+
+        found += apprise_senders(chosen.apprise.urls_file)
     return found
 
 

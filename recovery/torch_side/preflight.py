@@ -24,8 +24,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-ROUNDS = 5
-MATMUL_CPU = 512  # rows and columns, float32; 5 to 20 ms on one core
+ROUNDS = 3
+MATMUL_CPU = 1024  # rows and columns, float32; 20 to 60 ms on one core
 MATMUL_GPU = 4096
 MATMUL_PLAIN = 48  # without torch: lists of Python floats
 TOLERANCE = 1e-3  # of the result's largest value: float32, and TF32 where it is on
