@@ -14,13 +14,15 @@ from ingest.bus import Bus, BusError, BusMisconfigured, Consumer, Producer, Topi
 from ingest.clock import Clock
 from ingest.dead_letters import dead_letter
 from ingest.events import Topic
-from pipelines.ledger.api import create_app
+from pipelines.ledger.api import Doors, create_app
 from pipelines.ledger.exposition import Exposition
 from pipelines.ledger.ledger import Ledger, LedgerConfig, Rejected
+from pipelines.ledger.messages_in import MessageDesk, add_messages
 from pipelines.ledger.posting import CommandDesk
 from pipelines.ledger.reader import LocalReader
 from pipelines.ledger.serving import ApiServer, CannotServe, tcp_socket, unix_socket
 from pipelines.ledger.shapes import Health, LedgerError
+from pipelines.ledger.sql import SqlDesk
 from pipelines.recording import NotARecording
 from pipelines.recordings import Recordings
 
@@ -87,7 +89,9 @@ class Record:
             closing.callback(self._letters.close)
             commands = self._bus.producer()
             closing.callback(commands.close)
-            for server in self._servers(commands):
+            posted = self._bus.producer()
+            closing.callback(posted.close)
+            for server in self._servers(commands, MessageDesk(posted, self._clock)):
                 server.start()
                 closing.callback(server.stop)
             consumer = self._bus.consumer(GROUP, CONSUMED, start="earliest", on_assign=self._seek)
@@ -111,7 +115,7 @@ class Record:
             lag[place.topic] = lag.get(place.topic, 0) + count
         return Health(status="degraded" if trouble else "ok", reason=trouble, lag=lag, data_at=self._data_at)
 
-    def _servers(self, commands: Producer) -> list[ApiServer]:
+    def _servers(self, commands: Producer, messages: MessageDesk) -> list[ApiServer]:
         config, ledger = self._config, self._ledger
         desk = CommandDesk(ledger.state, commands, self._clock)
         reader = LocalReader(
@@ -120,14 +124,17 @@ class Record:
         exposition = Exposition(
             ledger, self.health, lambda: dict(self._lag), lambda: self._letter_count, self._clock.now
         )
+        doors = Doors(SqlDesk(ledger.snapshots.ask), ledger.snapshots.ask)
         servers = []
         if config.socket_path is not None:
-            app = create_app(reader, exposition.text)
+            app = create_app(reader, exposition.text, doors=doors)
+            add_messages(app, messages)
             servers.append(ApiServer(app, unix_socket(config.socket_path), name="ledger-api"))
         if config.tcp_host is not None:
             if not config.token:
                 raise CannotServe("the ledger is served on TCP only with a token; set record.token_file")
-            app = create_app(reader, exposition.text, token=config.token)
+            app = create_app(reader, exposition.text, doors=doors, token=config.token)
+            add_messages(app, messages)
             servers.append(ApiServer(app, tcp_socket(config.tcp_host, config.tcp_port), name="ledger-tcp"))
         return servers
 

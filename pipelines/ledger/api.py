@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import io
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -19,6 +20,8 @@ from .shapes import (
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
     ROW_TABLES,
+    SAMPLES_DEFAULT,
+    SAMPLES_MAX,
     BadQuestion,
     CommandRequest,
     LedgerBusy,
@@ -26,8 +29,12 @@ from .shapes import (
     LedgerUnavailable,
     NotInLedger,
     RowTable,
+    SnapshotView,
+    SqlRequest,
     row_object,
 )
+from .snapshots import Snapshot
+from .sql import SqlDesk, answer_of
 
 try:
     from fastapi import FastAPI, Query, Request, Response
@@ -38,7 +45,8 @@ except ImportError as error:
     raise missing_extra("ledger", "the ledger's API (FastAPI)") from error
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
-BODY_BYTES_MAX = 64 * 1024
+TRUNCATED = "transom-truncated"  # header of an answer in Arrow: there was more than its limit
+BODY_BYTES_MAX = 128 * 1024
 _STATUS = {NotInLedger: 404, BadQuestion: 422, LedgerBusy: 503, LedgerUnavailable: 503}
 
 Limit = Annotated[int, Query(ge=1, le=LIST_LIMIT_MAX)]
@@ -46,7 +54,17 @@ After = Annotated[int | None, Query(ge=0)]
 Buckets = Annotated[int, Query(ge=1, le=BUCKETS_MAX)]
 
 
-def create_app(reader: LocalReader, exposition: Callable[[], bytes], *, token: str | None = None) -> FastAPI:
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """What only a live ledger offers."""
+
+    sql: SqlDesk
+    snapshot: Callable[[float], Snapshot]
+
+
+def create_app(
+    reader: LocalReader, exposition: Callable[[], bytes], *, doors: Doors | None = None, token: str | None = None
+) -> FastAPI:
     """The API over `reader`; with a token every request but /healthz must carry it as a bearer token."""
     app = FastAPI(title="Transom ledger", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     if token is not None:
@@ -56,6 +74,8 @@ def create_app(reader: LocalReader, exposition: Callable[[], bytes], *, token: s
     _add_rows(app, reader)
     _add_samples(app, reader)
     _add_commands(app, reader)
+    if doors is not None:
+        _add_sql(app, doors)
     return app
 
 
@@ -143,8 +163,21 @@ def _add_samples(app: FastAPI, reader: LocalReader) -> None:
     ) -> Response:
         if ARROW_STREAM in request.headers.get("accept", ""):
             table = reader.series_table(job, metric, attempt=attempt, start=start, end=end, buckets=buckets)
-            return Response(_arrow(table), media_type=ARROW_STREAM)
+            return _arrow_response(table)
         return _json(reader.series(job, metric, attempt=attempt, start=start, end=end, buckets=buckets))
+
+    @app.get("/v1/samples")
+    def samples(
+        job: str,
+        metric: str = "",
+        attempt: int | None = None,
+        rank: int | None = None,
+        start: float | None = None,
+        end: float | None = None,
+        limit: Annotated[int, Query(ge=1, le=SAMPLES_MAX)] = SAMPLES_DEFAULT,
+    ) -> Response:
+        table = reader.samples(job, metric=metric, attempt=attempt, rank=rank, start=start, end=end, limit=limit)
+        return _arrow_response(table.slice(0, limit), truncated=table.num_rows > limit)
 
     @app.get("/v1/metrics_names")
     def metrics_names(job: str) -> Response:
@@ -161,16 +194,37 @@ def _add_samples(app: FastAPI, reader: LocalReader) -> None:
         return _json({"lines": reader.logs(job, rank=rank, start=start, end=end, limit=limit)})
 
 
+def _add_sql(app: FastAPI, doors: Doors) -> None:
+    decoder = msgspec.json.Decoder(SqlRequest)
+
+    @app.post("/v1/sql")
+    async def sql(request: Request) -> Response:
+        body = await _body(request)
+        if body is None:
+            return _error(413, f"a query has at most {BODY_BYTES_MAX} bytes")
+        try:
+            asked = decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return _error(422, f"not a query: {error}")
+        answer = await run_in_threadpool(doors.sql.ask, asked.query, asked.limit)
+        if ARROW_STREAM in request.headers.get("accept", ""):
+            return _arrow_response(answer.table, truncated=answer.truncated)
+        return _json(answer_of(answer))
+
+    @app.post("/v1/snapshots")
+    def snapshots(fresh_seconds: Annotated[float, Query(ge=0.0, le=86_400.0)] = 0.0) -> Response:
+        made = doors.snapshot(fresh_seconds)
+        return _json(SnapshotView(folder=str(made.folder), taken_at=made.taken_at, size_bytes=made.size_bytes))
+
+
 def _add_commands(app: FastAPI, reader: LocalReader) -> None:
     decoder = msgspec.json.Decoder(CommandRequest)
 
     @app.post("/v1/commands")
     async def commands(request: Request) -> Response:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > BODY_BYTES_MAX:
-                return _error(413, f"a command has at most {BODY_BYTES_MAX} bytes")
+        body = await _body(request)
+        if body is None:
+            return _error(413, f"a command has at most {BODY_BYTES_MAX} bytes")
         try:
             command = decoder.decode(body)
         except msgspec.DecodeError as error:
@@ -180,12 +234,27 @@ def _add_commands(app: FastAPI, reader: LocalReader) -> None:
         return _json({"command_id": await run_in_threadpool(reader.post_command, command)})
 
 
+async def _body(request: Request) -> bytes | None:
+    """The whole body; None of one that is too large."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            return None
+    return body
+
+
 def _json(answer: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(answer), status_code=status, media_type="application/json")
+    encoded = msgspec.json.encode(answer, enc_hook=str)  # SQL has types that JSON has no word for
+    return Response(encoded, status_code=status, media_type="application/json")
 
 
 def _error(status: int, sentence: str) -> Response:
     return _json({"error": sentence}, status)
+
+
+def _arrow_response(table: pa.Table, *, truncated: bool = False) -> Response:
+    return Response(_arrow(table), media_type=ARROW_STREAM, headers={TRUNCATED: str(truncated).lower()})
 
 
 def _arrow(table: pa.Table) -> bytes:

@@ -15,6 +15,7 @@ from pipelines.extras import missing_extra
 from .shapes import (
     BUCKETS_DEFAULT,
     LIST_LIMIT_DEFAULT,
+    SQL_ROWS_DEFAULT,
     BadQuestion,
     CommandRequest,
     Health,
@@ -28,6 +29,9 @@ from .shapes import (
     RowPage,
     RowTable,
     Series,
+    SnapshotView,
+    SqlAnswer,
+    SqlRequest,
     row_of_object,
 )
 
@@ -38,6 +42,7 @@ except ImportError as error:  # pragma: no cover - the message itself is tested 
     raise missing_extra("ledger", "reading the ledger (httpx)") from error
 
 TIMEOUT_SECONDS = 15.0  # the server stops a query after 10
+SQL_TIMEOUT_SECONDS = 90.0  # free SQL after 30, and a snapshot may have to be made before
 CONNECT_SECONDS = 2.0
 _T = TypeVar("_T")
 
@@ -98,7 +103,7 @@ class LedgerClient:
     ) -> None:
         text = str(address)
         self._address = text
-        timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS)
+        timeout = self._timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         if text.startswith(("http://", "https://")):
             self._http = httpx.Client(base_url=text, headers=headers, timeout=timeout, trust_env=False)
@@ -199,6 +204,21 @@ class LedgerClient:
     def health(self) -> Health:
         return self._get("/healthz", Health)
 
+    def sql(self, query: str, limit: int = SQL_ROWS_DEFAULT) -> SqlAnswer:
+        """One SELECT on a snapshot a few seconds old. Raises BadQuestion, LedgerBusy."""
+        content = msgspec.json.encode(SqlRequest(query=query, limit=limit))
+        return self._ask("POST", "/v1/sql", SqlAnswer, content=content, timeout_seconds=SQL_TIMEOUT_SECONDS)
+
+    def snapshot(self, fresh_seconds: float = 0.0) -> SnapshotView:
+        """A snapshot not older than this, on the ledger's own machine."""
+        return self._ask(
+            "POST",
+            "/v1/snapshots",
+            SnapshotView,
+            parameters={"fresh_seconds": fresh_seconds},
+            timeout_seconds=SQL_TIMEOUT_SECONDS,
+        )
+
     def post_command(self, request: CommandRequest) -> str:
         return self._ask("POST", "/v1/commands", _CommandId, content=msgspec.json.encode(request)).command_id
 
@@ -214,9 +234,11 @@ class LedgerClient:
         *,
         parameters: Mapping[str, str | float] | None = None,
         content: bytes | None = None,
+        timeout_seconds: float | None = None,
     ) -> _T:
+        timeout = self._timeout if timeout_seconds is None else httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS)
         try:
-            response = self._http.request(method, path, params=parameters, content=content)
+            response = self._http.request(method, path, params=parameters, content=content, timeout=timeout)
         except (httpx.TransportError, OSError) as error:
             raise LedgerUnavailable(
                 f"nobody answers for the ledger at {self._address} ({_why(error)}); "

@@ -47,7 +47,7 @@ class _Run(NamedTuple):
     node: str
     device: str
     first: int
-    count: int
+    amount: int
 
 
 class SampleColumns:
@@ -85,9 +85,9 @@ class SampleColumns:
             self._values.extend(values)
 
     def table(self) -> pa.Table:
-        """PART_SCHEMA, ordered by job, metric, attempt, rank, node, device and arrival; samples that are None left out."""
+        """PART_SCHEMA, ordered by job, metric, attempt, rank, node, device, arrival; without samples that are None."""
         runs = sorted(self._runs)
-        counts = np.fromiter((run.count for run in runs), np.int64, len(runs))
+        counts = np.fromiter((run.amount for run in runs), np.int64, len(runs))
         firsts = np.fromiter((run.first for run in runs), np.int64, len(runs))
         ends = np.cumsum(counts)
         order = np.repeat(firsts - (ends - counts), counts) + np.arange(len(self._values))

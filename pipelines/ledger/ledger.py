@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +16,18 @@ from ingest.events import DeviceMetrics, Logs, Metrics, NodeHeartbeat
 from recovery.action import RECOVERY_TYPES
 
 from .engine import duckdb
+from .migrations import migrate
 from .opening import FILE_NAME, METRICS_FOLDER, check_version, open_database, refuse_network_folder
-from .parts import TEMPORARY_SUFFIX, PartStore, removal_row
+from .parts import PartStore
+from .retention import Keep
 from .shapes import LedgerBusy, LedgerWriteFailed
+from .snapshots import Snapshots
 from .state import LedgerState
-from .stored import newest_seq, oldest_log_line, stored_offsets, stored_parts
+from .stored import newest_seq, stored_offsets, stored_parts
 from .tables import SCHEMA_VERSION, TABLES, Entry, check_storable, create_statements, entry_of, log_rows
+from .upkeep import Upkeep
 
 READERS_DRAIN_SECONDS = 15.0
-DOOMED_KEEP_SECONDS = 30.0  # a query that started before a merge may still read the old parts
 TIDY_SECONDS = 60.0
 
 
@@ -38,6 +41,8 @@ class LedgerConfig:
     log_rows_max: int = 2_000_000
     logs_keep_seconds: float = 30 * 86_400.0
     metrics_keep_seconds: float = 30 * 86_400.0
+    story_keep_seconds: float | None = None  # verdicts, actions, events …: for ever
+    snapshot_seconds: float | None = None  # a snapshot so often, where anything changed
     lock_wait_seconds: float = 5.0
     threads: int = 2
     memory_bytes_max: int = 2**30
@@ -87,6 +92,7 @@ class Ledger:
             ) from error
         refuse_network_folder(self.folder)
         self.parts = PartStore(self.folder / METRICS_FOLDER)
+        self.snapshots = Snapshots(self.folder, clock)
         self._readers = threading.Condition()
         self._reader_count = 0
         self._connection: duckdb.DuckDBPyConnection | None = None
@@ -120,22 +126,32 @@ class Ledger:
             self._reader_root = connection.cursor()
 
     def _load(self, connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-        if check_version(connection, path) is None:
+        version = check_version(connection, path)
+        if version is not None:
+            migrate(connection, version, self._clock.now())
+        else:
             connection.begin()
             for statement in create_statements():
                 connection.execute(statement)
             connection.execute("INSERT INTO schema_version VALUES (1, ?, ?)", [SCHEMA_VERSION, self._clock.now()])
             connection.commit()
         self._seqs = {name: newest_seq(connection, name) for name in TABLES}
-        self._oldest_log = oldest_log_line(connection)
         self._durable = stored_offsets(connection)
         self._next = dict(self._durable)
         self._waiting = _Waiting()
         self._waiting_ids: set[str] = set()
-        self._doomed: list[tuple[float, str]] = []
+        keep = Keep(
+            self._config.log_rows_max,
+            self._config.logs_keep_seconds,
+            self._config.metrics_keep_seconds,
+            self._config.story_keep_seconds,
+        )
+        self._upkeep = Upkeep(self.parts, keep, self._clock, self._transaction)
         self._failed = False
         now = self._clock.monotonic()
-        self._flushed_at = self._bulk_at = self._tidied_at = now
+        self._flushed_at = self._bulk_at = self._tidied_at = self._snapshot_at = now
+        self._snapshot_commits = self.commits
+        self.snapshots.forget_unfinished()
         parts = stored_parts(connection)
         self.parts.load(parts)
         self.state.load(connection, [str(self.parts.folder / part.path) for part in parts])
@@ -235,7 +251,8 @@ class Ledger:
     def due_seconds(self) -> float:
         """How long `commit` has nothing to do unless something is appended."""
         now = self._clock.monotonic()
-        if self._waiting.entries or self.parts.buffered_samples >= self._config.part_samples_max:
+        full = self.parts.buffered_samples >= self._config.part_samples_max
+        if self._waiting.entries or full or self._snapshot_due(now):
             return 0.0
         waits = [self._tidied_at + TIDY_SECONDS - now]
         if self._waiting.logs:
@@ -257,7 +274,8 @@ class Ledger:
         assert not self._failed, "reopen after a failed write"
         now = self._clock.monotonic()
         config = self._config
-        flush = force or self.parts.buffered_samples >= config.part_samples_max
+        snapshot = self._snapshot_due(now)
+        flush = force or snapshot or self.parts.buffered_samples >= config.part_samples_max
         flush = flush or now - self._flushed_at >= config.flush_seconds
         bulk = bool(self._waiting.logs) and now - self._bulk_at >= config.bulk_seconds
         wrote = False
@@ -266,15 +284,29 @@ class Ledger:
             self.commits += 1
             self.commit_seconds += self._clock.monotonic() - now
             wrote = True
+        connection = self._connection
+        assert connection is not None, "the ledger is closed"
         if flush:
             self._flushed_at = now
-            self._guarded(self._merge)
+            self._guarded(lambda: self._upkeep.merge(connection))
         if now - self._tidied_at >= TIDY_SECONDS:
             self._tidied_at = now
-            self._guarded(self._tidy)
+            self._guarded(lambda: self._upkeep.tidy(connection, self._seqs))
+        if snapshot:
+            self._guarded(lambda: self._take_snapshot(connection))
         return wrote
 
-    def _guarded(self, write: Any) -> None:
+    def _snapshot_due(self, now: float) -> bool:
+        period = self._config.snapshot_seconds
+        changed = self.commits != self._snapshot_commits
+        return self.snapshots.wanted or (period is not None and changed and now - self._snapshot_at >= period)
+
+    def _take_snapshot(self, connection: duckdb.DuckDBPyConnection) -> None:
+        connection.execute("CHECKPOINT")
+        self.snapshots.make(self.parts.folder / part.path for part in self.parts.held().parts)
+        self._snapshot_at, self._snapshot_commits = self._clock.monotonic(), self.commits
+
+    def _guarded(self, write: Callable[[], object]) -> None:
         try:
             write()
         except (duckdb.Error, OSError) as error:
@@ -296,8 +328,7 @@ class Ledger:
         rows["metric_part"] = [part.row([]) for part in parts]
         at = self._clock.now()
         rows["source_offset"] = [(*place, offset, at) for place, offset in sorted(offsets.items())]
-        seqs = self._transaction(rows)
-        self._seqs.update(seqs)
+        self._transaction(rows)
         self._durable.update(offsets)
         self._waiting = _Waiting()
         self._waiting_ids.clear()
@@ -317,8 +348,8 @@ class Ledger:
             committed.append((change, entry.table.name, entry.message, entry.identity))
         return rows, committed
 
-    def _transaction(self, rows: dict[str, list[tuple[Any, ...]]], statements: Iterable[str] = ()) -> dict[str, int]:
-        """One transaction of these rows, each table's seq in front; the new highest seqs."""
+    def _transaction(self, rows: Mapping[str, Sequence[tuple[Any, ...]]], statements: Iterable[str] = ()) -> None:
+        """One transaction of these rows, each table's seq in front, and these statements."""
         connection = self._connection
         assert connection is not None, "the ledger is closed"
         seqs = {}
@@ -338,55 +369,9 @@ class Ledger:
             with suppress(duckdb.Error):  # a failed commit has ended the transaction already
                 connection.rollback()
             raise
-        return seqs
+        self._seqs.update(seqs)
 
-    # ---- merging and retention
-
-    def _merge(self) -> None:
-        """Make one part of many small ones, at most one merge in a flush."""
-        old = self.parts.mergeable()
-        connection = self._connection
-        if not old or connection is None:
-            return
-        merged = self.parts.merged_name(old)
-        target = str(self.parts.folder / (merged.path + TEMPORARY_SUFFIX)).replace("'", "''")
-        connection.execute(
-            "COPY (SELECT * FROM read_parquet($paths, union_by_name = true)"
-            " ORDER BY job, metric, attempt, rank, node, step, event_at)"
-            f" TO '{target}' (FORMAT parquet, COMPRESSION zstd)",
-            {"paths": [str(self.parts.folder / part.path) for part in old]},
-        )
-        self.parts.publish(merged.path)
-        names = [part.path for part in old]
-        self._seqs.update(self._transaction({"metric_part": [merged.row(names)]}))
-        self.parts.swap([merged], names, flushed=False)
-        self._doom(names)
-
-    def _tidy(self) -> None:
-        """Delete what is over its time or count, and files that no query can be reading any more."""
-        now = self._clock.now()
-        expired = self.parts.expired(now - self._config.metrics_keep_seconds)
-        if expired:
-            names = [part.path for part in expired]
-            self._seqs.update(self._transaction({"metric_part": [removal_row(expired[0].place, names)]}))
-            self.parts.swap((), names, flushed=False)
-            self._doom(names)
-        lines = self._seqs["log_line"] - self._oldest_log + 1
-        first_kept = self._seqs["log_line"] - self._config.log_rows_max + 1
-        newest = self._seqs["log_line"]  # stays, because the next seq is counted from it
-        before = now - self._config.logs_keep_seconds
-        old = f"DELETE FROM log_line WHERE event_at < {before!r} AND seq < {newest}"
-        many = f"DELETE FROM log_line WHERE seq < {first_kept}"
-        if lines > 0:
-            self._transaction({}, (old, many) if lines > self._config.log_rows_max else (old,))
-            self._oldest_log = max(self._oldest_log, first_kept)
-        moment = self._clock.monotonic()
-        self.parts.delete(name for at, name in self._doomed if moment - at >= DOOMED_KEEP_SECONDS)
-        self._doomed = [(at, name) for at, name in self._doomed if moment - at < DOOMED_KEEP_SECONDS]
-
-    def _doom(self, names: Iterable[str]) -> None:
-        at = self._clock.monotonic()
-        self._doomed.extend((at, name) for name in names)
+    # ---- figures
 
     def row_counts(self) -> dict[str, int]:
         """Rows ever written, by table."""

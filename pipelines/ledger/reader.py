@@ -15,13 +15,15 @@ from recovery.action import RECOVERY_TYPES, Action, Command, Incident, Receipt
 from .engine import duckdb, pa
 from .incidents import IncidentBook, measured_alone
 from .parts import PartStore
-from .samples import SeriesQuestion, series_of, series_table
+from .samples import SeriesQuestion, raw_table, series_of, series_table
 from .shapes import (
     BUCKETS_DEFAULT,
     BUCKETS_MAX,
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
     ROW_TABLES,
+    SAMPLES_DEFAULT,
+    SAMPLES_MAX,
     BadQuestion,
     CommandRequest,
     Health,
@@ -173,6 +175,24 @@ class LocalReader:
         question = SeriesQuestion(job, metric, attempt, start, end, buckets)
         with self._cursor() as cursor:
             return series_table(cursor, self._parts.held(), str(self._parts.folder), question)
+
+    def samples(
+        self,
+        job: str,
+        *,
+        metric: str = "",
+        attempt: int | None = None,
+        rank: int | None = None,
+        start: float | None = None,
+        end: float | None = None,
+        limit: int = SAMPLES_DEFAULT,
+    ) -> pa.Table:
+        """Samples as they came, at most `limit` + 1: attempt, rank, node, device, metric, step, event_at, value."""
+        if not 1 <= limit <= SAMPLES_MAX:
+            raise BadQuestion(f"limit is {limit}; give 1 to {SAMPLES_MAX}")
+        question = SeriesQuestion(job, metric, attempt, start, end, BUCKETS_MAX)
+        with self._cursor() as cursor:
+            return raw_table(cursor, self._parts.held(), str(self._parts.folder), question, rank=rank, limit=limit + 1)
 
     def metric_names(self, job: str) -> tuple[str, ...]:
         return self._state.metric_names(job)

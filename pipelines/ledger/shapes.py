@@ -15,6 +15,10 @@ LIST_LIMIT_MAX = 1_000  # rows of one answer
 LIST_LIMIT_DEFAULT = 200
 BUCKETS_MAX = 2_000
 BUCKETS_DEFAULT = 500
+SAMPLES_MAX = 2_000_000  # of one answer in Arrow
+SAMPLES_DEFAULT = 200_000
+SQL_ROWS_MAX = 100_000
+SQL_ROWS_DEFAULT = 1_000
 
 RowTable = Literal["verdicts", "actions", "receipts", "transitions", "checkpoints", "events", "commands"]
 ROW_TABLES: Mapping[str, str] = {  # name in the API → table
@@ -243,6 +247,30 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     plan_hash: str = ""
     until: float | None = None
     node: str = ""
+
+
+class SqlRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One SELECT, and how many rows of it at most."""
+
+    query: str
+    limit: int = SQL_ROWS_DEFAULT
+
+
+class SqlAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Its rows; `truncated`: there were more; `data_at`: the instant that was asked (UTC seconds)."""
+
+    columns: tuple[str, ...]
+    rows: list[list[Any]]
+    truncated: bool
+    data_at: float
+
+
+class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder on the ledger's own machine that is laid out as the ledger's is and never changes."""
+
+    folder: str
+    taken_at: float
+    size_bytes: int
 
 
 class LedgerReader(Protocol):

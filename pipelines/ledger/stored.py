@@ -36,11 +36,6 @@ def newest_seq(connection: duckdb.DuckDBPyConnection, table: str) -> int:
     return _scalar(connection, f"SELECT coalesce(max(seq), 0) FROM {table}")
 
 
-def oldest_log_line(connection: duckdb.DuckDBPyConnection) -> int:
-    """The lowest seq of log_line; 1 where it is empty."""
-    return _scalar(connection, "SELECT coalesce(min(seq), 1) FROM log_line")
-
-
 def _scalar(connection: duckdb.DuckDBPyConnection, query: str) -> int:
     ((value,),) = connection.execute(query).fetchall()  # fetchone would leave the connection busy
     return int(value)

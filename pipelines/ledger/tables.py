@@ -12,7 +12,7 @@ from ingest.codec import Undecodable
 from ingest.events import STEP_MAX, CheckpointEvent, Logs, Message
 from recovery.action import RECOVERY_TYPES, Action, Command, Incident, Receipt
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # migrations.py knows the steps from older ones
 
 Columns = tuple[tuple[str, str], ...]
 
@@ -177,6 +177,13 @@ OFFSET_COLUMNS: Columns = (
     ("committed_at", "DOUBLE"),
 )
 VERSION_COLUMNS: Columns = (("seq", "BIGINT"), ("version", "BIGINT"), ("applied_at", "DOUBLE"))
+RETENTION_COLUMNS: Columns = (
+    ("seq", "BIGINT"),
+    ("removed_at", "DOUBLE"),
+    ("table_name", "VARCHAR"),
+    ("before_seq", "BIGINT"),  # rows that went had lower ones
+    ("row_count", "BIGINT"),
+)
 
 TABLES: Mapping[str, Columns] = {
     **{table.name: table.columns for table in STORY_TABLES},
@@ -184,6 +191,7 @@ TABLES: Mapping[str, Columns] = {
     "metric_part": PART_COLUMNS,
     "source_offset": OFFSET_COLUMNS,
     "schema_version": VERSION_COLUMNS,
+    "retention": RETENTION_COLUMNS,
 }
 
 

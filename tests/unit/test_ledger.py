@@ -80,7 +80,7 @@ def test_all_messages_are_rows_and_the_same_records_again_change_nothing(tmp_pat
         samples = count(ledger, f"SELECT count(*) FROM read_parquet('{tmp_path}/metrics/*.parquet')")
     assert counts == {
         "verdict": 1, "action": 1, "receipt": 1, "incident": 1, "command": 1, "checkpoint_event": 1,
-        "job_event": 1,
+        "job_event": 1, "retention": 0,
         "log_line": 2, "metric_part": 1, "source_offset": 6, "schema_version": 1,
     }  # fmt: skip
     assert samples == 20
