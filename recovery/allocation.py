@@ -125,6 +125,15 @@ class Allocation(Protocol):
 
 
 @runtime_checkable
+class Grouped(Protocol):
+    """An allocation whose scheduler knows what fails together: nodes of one rack, switch or block."""
+
+    def groups(self, job: str, nodes: Sequence[str]) -> Mapping[str, str]:
+        """By node the name of its group; a node that is in none, or of which none is told, is left out."""
+        ...
+
+
+@runtime_checkable
 class Scripted(Protocol):
     """An allocation that is asked for by a script, which a person may submit as well."""
 

@@ -57,7 +57,15 @@ SlurmdLogFile={folder}/log/%n.log
 class SlurmLab:
     """Nodes n1 … nN. Needs the packages slurmctld, slurmd and slurm-client; skips, with the reason, without them."""
 
-    def __init__(self, folder: Path, nodes: int = 4, *, slurmd_timeout_seconds: int = 30) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 4,
+        *,
+        slurmd_timeout_seconds: int = 30,
+        switches: Mapping[str, str] | None = None,
+    ) -> None:
+        """`switches`: the nodes below each, as Slurm spells host lists; all of them hang on one more."""
         self._slurmctld = str(program("slurmctld"))
         self._slurmd = str(program("slurmd"))
         program("srun")
@@ -79,6 +87,12 @@ class SlurmLab:
             )
             + "\n".join([*lines, "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP", ""])
         )
+        if switches:
+            leaves = [f"SwitchName={name} Nodes={below}" for name, below in switches.items()]
+            top = f"SwitchName=core Switches={','.join(switches)}"
+            (folder / "topology.conf").write_text("\n".join([*leaves, top, ""]))
+            with self.config.open("a") as config:
+                config.write("TopologyPlugin=topology/tree\n")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
         self.environ: Mapping[str, str] = {**kept, "SLURM_CONF": str(self.config)}
         self.commands = self.commands_within(SlurmTimes())

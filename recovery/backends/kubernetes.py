@@ -8,7 +8,7 @@ a name that only that generation has. Whoever comes back after a crash, or was n
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from recovery.launcher.protocol import Excluded, JobEnd, JobSpec
 from recovery.lease import ControllerLease
 
 from .kube.api import CONFIG_MAPS, JOBS, NODES, PODS, SECRETS, AlreadyExists, KubeApi
+from .kube.cordon import Cordon
 from .kube.lease import KubernetesLease
 from .kube.manifests import (
     TOKEN_ANNOTATION,
@@ -38,7 +39,7 @@ from .kube.manifests import (
 )
 from .kube.objects import ConfigMap, Job, Node, Pod, Secret
 from .kube.records import EXCLUDED, SPEC, TEMPLATE, TURN, Changes, ConfigMapRecords, JobMap, Turn
-from .kube.rights import missing_rights
+from .kube.rights import CORDON, missing_rights
 from .kube.view import Cluster, generation_of, launchers_of, nothing_runs, view_of
 
 GONE_SECONDS_MAX = 1.5  # so long does `replace` itself wait for old pods; then it is asked again
@@ -58,6 +59,8 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     interpreter: str = ""  # Python in the image; empty: where it is here
     launcher_port: int = 7077
     stuck_seconds: float = 10.0  # a pod that is there so long after its grace is stuck, and its node is excluded
+    topology_label: str = ""  # of nodes: those with the same value fail together (rack, switch, NVLink domain)
+    cordon: bool = False  # a node that is excluded takes no pods of anybody any more; takes the right to patch nodes
     autoscaled: bool = False  # more nodes come when pods wait: too few of them is no reason to refuse
 
 
@@ -73,6 +76,7 @@ class KubernetesAllocation:
         self._options = options
         self._lease: ControllerLease | None = None
         self._rights_known = False
+        self._cordon = Cordon(api)
 
     def controller_lease(self, identity: str) -> ControllerLease:
         """The lease of whoever recovers jobs in this namespace; from now on we write with its epoch."""
@@ -111,6 +115,8 @@ class KubernetesAllocation:
         seen = self._write_turn(job, attempt, token, excluded_nodes)
         turn = seen.turn
         assert turn is not None
+        if self._options.cordon:
+            self._cordon.cordon(job, turn.excluded)
         for old in self._cluster(job).jobs:
             if generation_of(old) < turn.generation and old.metadata.deletion_timestamp is None:
                 self._api.delete(JOBS, old.metadata)
@@ -128,6 +134,15 @@ class KubernetesAllocation:
         except Rejected:
             return False
         return nothing_runs(pods, found, excluded=node in cluster.records.excluded)
+
+    def groups(self, job: str, nodes: Sequence[str]) -> Mapping[str, str]:
+        """The value of `topology_label` that each node has; Rejected where we may not look at nodes."""
+        label = self._options.topology_label
+        if not label:
+            return {}
+        found, _ = self._api.list_all(NODES, Node, labels=label)
+        told = {node.metadata.name: node.metadata.labels.get(label, "") for node in found}
+        return {node: told[node] for node in nodes if told.get(node)}
 
     def release(self, job: str, end: JobEnd) -> None:
         records = self._records(job)
@@ -147,7 +162,8 @@ class KubernetesAllocation:
 
     def missing_rights(self) -> tuple[str, ...]:
         """What recovery could do and may not here, a sentence each: empty where nothing is missing."""
-        return tuple(missing_rights(self._api, needed_only=False))
+        also = (CORDON,) if self._options.cordon else ()
+        return tuple(missing_rights(self._api, needed_only=False, also=also))
 
     # Registering
 

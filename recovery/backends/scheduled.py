@@ -11,14 +11,15 @@ so, or when the scheduler vouches for its node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from ingest.clock import Clock
 from recovery.action import CheckResult
-from recovery.allocation import Allocation, AllocationView, LauncherAddress, Scripted
+from recovery.allocation import Allocation, AllocationView, Grouped, LauncherAddress, Scripted
 from recovery.backend import (
+    BackendError,
     Conflict,
     NodeView,
     Observation,
@@ -34,7 +35,18 @@ from .in_allocation import InAllocation, KeyOf
 from .launchers import OBSERVE_SECONDS_MAX, JobOutcome, Launchers, excluded_with
 from .view import Answer, Written, view_of
 
+GROUPS_SECONDS = 600.0  # racks do not move often; asked again sooner for a node that was not known
+GROUPS_AGAIN_SECONDS = 30.0  # but no more often than that
 LAUNCHERS_SECONDS_MAX = 60.0  # nodes of a generation that was met just now may have launchers that come up
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsTold:
+    """What fails together, as the scheduler told it of these nodes, and when (monotonic)."""
+
+    at: float = float("-inf")
+    nodes: frozenset[str] = frozenset()
+    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,7 @@ class ScheduledBackend:
         self._clock = clock
         self._random = random
         self._remembered: dict[str, Remembered] = {}
+        self._groups: dict[str, GroupsTold] = {}
         self._met: dict[str, tuple[int, float]] = {}  # by job: the newest generation that runs, and since when we know
 
     @property
@@ -220,12 +233,30 @@ class ScheduledBackend:
             for node in view.nodes
             if node not in here
         ]
+        groups = self._groups_of(view.job, (*here, *view.nodes))
         reason = "" if view.phase in ("running", "pending") else view.reason
-        seen = replace(seen, nodes=(*seen.nodes, *without), held=view.held, reason=reason)
+        nodes = tuple(replace(node, group=groups.get(node.name, "")) for node in (*seen.nodes, *without))
+        seen = replace(seen, nodes=nodes, held=view.held, reason=reason)
         if view.attempt > seen.attempt and written.end is None:  # other nodes are on their way for it
             note = view.reason or f"the allocation is {view.phase}"
             return replace(seen, attempt=view.attempt, token=view.token, phase="starting", ranks=(), note=note)
         return seen
+
+    def _groups_of(self, job: str, nodes: Sequence[str]) -> Mapping[str, str]:
+        """What fails together; a scheduler that does not tell, or not now, is no reason to wait."""
+        if not isinstance(self._allocation, Grouped):
+            return {}
+        told, now = self._groups.get(job, GroupsTold()), self._clock.monotonic()
+        age, known = now - told.at, set(nodes) <= told.nodes
+        if age < GROUPS_AGAIN_SECONDS or (known and age < GROUPS_SECONDS):
+            return told.groups
+        known_now = frozenset(nodes)
+        try:
+            groups = self._allocation.groups(job, nodes)
+        except BackendError:
+            groups, known_now = told.groups, frozenset()
+        self._groups[job] = GroupsTold(now, known_now, groups)
+        return groups
 
     # Other nodes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ingest.clock import Clock
@@ -94,6 +94,14 @@ class SlurmAllocation:
         if "COMPLETING" in told.flags or not self._ended_what_it_had(told, found):
             return ""
         return f"the slurmd of {node} answers, and has ended every step of this job"
+
+    def groups(self, job: str, nodes: Sequence[str]) -> Mapping[str, str]:
+        """The switch, or block, that each node hangs on, where the site has a topology."""
+        found: dict[str, str] = {}
+        for leaf, host_list in self._commands.leaves():
+            for node in self._commands.hostnames(host_list):
+                found.setdefault(node, leaf)
+        return {node: found[node] for node in nodes if node in found}
 
     # Acting
 

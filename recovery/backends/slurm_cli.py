@@ -10,7 +10,7 @@ from typing import TypeVar
 from ingest.clock import Clock, SystemClock
 from recovery.backend import Ambiguous, BackendError, Conflict, Rejected, Unavailable
 
-from .slurm_text import SlurmJob, SlurmNode, UnreadableAnswer, job_of, node_of
+from .slurm_text import SlurmJob, SlurmNode, UnreadableAnswer, job_of, leaves_of, node_of
 
 ANSWER_BYTES_MAX = 16 * 2**20
 HOST_LISTS_MAX = 1_000
@@ -108,6 +108,10 @@ class SlurmCommands:
         out = self._read("sinfo", "--noheader", "--Node", f"--nodes={','.join(wanted)}", "--format=%N|%T")
         rows = {name: state for name, _, state in (line.strip().partition("|") for line in (out or "").splitlines())}
         return tuple(name for name in wanted if rows.get(name, "").lower().startswith("down"))
+
+    def leaves(self) -> tuple[tuple[str, str], ...]:
+        """Each lowest switch or block with its host list; empty where the site has told Slurm of none."""
+        return leaves_of(self._read("scontrol", "show", "topology") or "")
 
     def hostnames(self, host_list: str) -> tuple[str, ...]:
         """`n[1-2]` as n1, n2. scontrol does this without a controller."""

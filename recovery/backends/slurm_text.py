@@ -193,6 +193,17 @@ def node_of(text: str) -> SlurmNode:
     return SlurmNode(name, bare, flags, fields.get("Reason", ""), fields.get("SlurmdStartTime", ""))
 
 
+def leaves_of(text: str) -> tuple[tuple[str, str], ...]:
+    """Each lowest switch, or block, and its host list, of `scontrol show topology`; none where there is none."""
+    found = []
+    for line in text.splitlines():
+        fields = fields_of(line)
+        name = fields.get("SwitchName") if fields.get("Level") == "0" else fields.get("BlockName")
+        if name and fields.get("Nodes"):
+            found.append((name, fields["Nodes"]))
+    return tuple(found)
+
+
 def _whole_line(text: str) -> str:
     """The first line of an answer that has come to its end."""
     line, newline, _ = text.partition("\n")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from recovery.backend import Rejected
-from recovery.backends.kube.rights import RIGHTS, cluster_role, role
+from recovery.backends.kube.rights import RIGHTS, cluster_role, cordon_role, role
 from recovery.launcher.protocol import JobEnd
 from tests.kube_lab.cluster import KubeJob, control_plane, kube_job, namespace
 from tests.kube_lab.control_plane import ControlPlane
@@ -77,7 +77,11 @@ def test_a_right_that_is_taken_away_meanwhile_is_said_in_a_sentence(
         kube_job.allocation("user11").look(kube_job.job)
 
 
-@pytest.mark.parametrize("manifest", [role("transom", "training"), cluster_role("transom-nodes")], ids=["in", "out"])
+@pytest.mark.parametrize(
+    "manifest",
+    [role("transom", "training"), cluster_role("transom-nodes"), cordon_role("transom-cordon")],
+    ids=["in", "out", "cordon"],
+)
 def test_the_document_shows_the_very_roles(manifest: dict[str, object]) -> None:
     blocks = [part.split("```")[0] for part in DOCUMENT.split("```yaml\n")[1:]]
     shown = [tree for block in blocks for tree in yaml.safe_load_all(block)]

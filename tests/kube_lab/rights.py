@@ -29,25 +29,25 @@ def give(
     if lacks is not None:
         manifest = without(manifest, *lacks)
     plane.ask("POST", f"{RBAC}/namespaces/{namespace}/roles", manifest)
-    plane.ask("POST", f"{RBAC}/namespaces/{namespace}/rolebindings", _binding("RoleBinding", manifest, user))
+    plane.ask("POST", f"{RBAC}/namespaces/{namespace}/rolebindings", binding("RoleBinding", manifest, user))
     if nodes:
         cluster = cluster_role(f"transom-{user}-{namespace}")
         plane.ask("POST", f"{RBAC}/clusterroles", cluster)
-        plane.ask("POST", f"{RBAC}/clusterrolebindings", _binding("ClusterRoleBinding", cluster, user))
+        plane.ask("POST", f"{RBAC}/clusterrolebindings", binding("ClusterRoleBinding", cluster, user))
     verb = "list" if lacks == ("pods", "watch") else "watch"
-    wait_for(lambda: _may(plane, user, namespace, verb, "pods"), "the API server knows the role")
+    wait_for(lambda: may(plane, user, namespace, verb, "pods"), "the API server knows the role")
     if nodes:
-        wait_for(lambda: _may(plane, user, namespace, "get", "nodes"), "the API server knows the cluster role")
+        wait_for(lambda: may(plane, user, namespace, "get", "nodes"), "the API server knows the cluster role")
 
 
-def _may(plane: ControlPlane, user: str, namespace: str, verb: str, resource: str) -> bool:
+def may(plane: ControlPlane, user: str, namespace: str, verb: str, resource: str) -> bool:
     attributes = {"namespace": namespace, "verb": verb, "resource": resource}
     review = {"spec": {"user": user, "resourceAttributes": attributes}}
     answer = plane.ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
     return bool(answer["status"]["allowed"])
 
 
-def _binding(kind: str, of: dict[str, Any], user: str) -> dict[str, Any]:
+def binding(kind: str, of: dict[str, Any], user: str) -> dict[str, Any]:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": kind,

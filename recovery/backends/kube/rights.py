@@ -42,10 +42,17 @@ RIGHTS = (
     ),
 )
 
+CORDON = Right(
+    NODES,
+    ("patch",),
+    "recover.backends.kubernetes.cordon",
+    "an excluded node is kept from its job by affinity only, and other jobs may get it",
+)
 
-def missing_rights(api: KubeApi, *, needed_only: bool) -> Iterator[str]:
-    """A sentence for each kind of which verbs are missing. Raises Unavailable."""
-    for right in RIGHTS:
+
+def missing_rights(api: KubeApi, *, needed_only: bool, also: tuple[Right, ...] = ()) -> Iterator[str]:
+    """A sentence for each kind of which verbs are missing. `also`: of what was switched on. Raises Unavailable."""
+    for right in (*RIGHTS, *also):
         if needed_only and not right.needed:
             continue
         missing = [verb for verb in right.verbs if not api.may(verb, right.kind)]
@@ -76,6 +83,11 @@ def cluster_role(name: str) -> dict[str, Any]:
         "metadata": {"name": name},
         "rules": rules,
     }
+
+
+def cordon_role(name: str) -> dict[str, Any]:
+    """What cordoning takes besides."""
+    return {**cluster_role(name), "rules": [_rule(CORDON)]}
 
 
 def _rule(right: Right) -> dict[str, Any]:
