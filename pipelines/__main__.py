@@ -16,6 +16,7 @@ from pipelines.cli import (
     evaluate,
     fit,
     jobs,
+    ledger,
     machine,
     measures,
     notify,
@@ -68,6 +69,9 @@ app.command(rich_help_panel="Look")(recovery.resume)
 app.command(rich_help_panel="Look")(recovery.abort)
 app.command(rich_help_panel="Look")(recovery.unexclude)
 app.command(rich_help_panel="Look")(replay.replay)
+app.command(rich_help_panel="Look")(ledger.sql)
+app.command(rich_help_panel="Look")(ledger.snapshot)
+app.add_typer(ledger.ledger, name="ledger", rich_help_panel="Look")
 app.add_typer(measures.bench, name="bench", rich_help_panel="Measure")
 app.command(rich_help_panel="Measure")(evaluate.evaluate)
 app.command(rich_help_panel="Measure")(fit.fit)

@@ -42,6 +42,7 @@ class RecordConfig:
     tcp_port: int = 0
     token: str | None = None  # TCP is served only with one
     recording_folder: Path | None = None  # below it a folder for each job
+    recordings_keep_seconds: float | None = None  # since something was added; None: for ever
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     records_max: int = 2_000  # of one poll
     group_seconds: float = 0.1  # a commit waits so long for company
@@ -83,7 +84,9 @@ class Record:
         with ExitStack() as closing:
             self._ledger = Ledger(self._config.ledger_folder, self._clock, self._config.ledger)
             closing.callback(self._ledger.close)
-            self._recordings = Recordings(self._config.recording_folder, self._clock)
+            self._recordings = Recordings(
+                self._config.recording_folder, self._clock, keep_seconds=self._config.recordings_keep_seconds
+            )
             closing.callback(self._recordings.close)
             self._letters = self._bus.producer()
             closing.callback(self._letters.close)
@@ -207,6 +210,7 @@ class Record:
         if now - self._asked_at < self._config.lag_seconds:
             return
         self._asked_at = now
+        self._recordings.forget_old()
         self._lag = consumer.lag()
         if self._ledger.is_clean:
             consumer.commit()

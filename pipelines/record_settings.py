@@ -26,9 +26,16 @@ def record_config(settings: Settings, places: Places) -> RecordConfig:
         tcp_port=chosen.port,
         token=token,
         recording_folder=places.recordings if chosen.recordings else None,
+        recordings_keep_seconds=_seconds(chosen.recordings_keep_days),
         ledger=LedgerConfig(
             flush_seconds=chosen.metrics_flush_seconds,
             logs_keep_seconds=chosen.logs_keep_days * SECONDS_OF_DAY,
+            story_keep_seconds=_seconds(chosen.story_keep_days),
+            snapshot_seconds=chosen.snapshot_seconds or None,
             metrics_keep_seconds=chosen.metrics_keep_days * SECONDS_OF_DAY,
         ),
     )
+
+
+def _seconds(days: float | None) -> float | None:
+    return None if days is None else days * SECONDS_OF_DAY

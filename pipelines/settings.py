@@ -97,6 +97,13 @@ class RecordSettings(_Section):
     metrics_flush_seconds: float = Field(5.0, gt=0.0, description="a Parquet part at least so often")
     metrics_keep_days: float = Field(30.0, gt=0.0, description="then parts are deleted")
     logs_keep_days: float = Field(30.0, gt=0.0, description="then log records are deleted")
+    story_keep_days: float | None = Field(
+        None, gt=0.0, description="then verdicts, actions, events are deleted; unset: never"
+    )
+    recordings_keep_days: float | None = Field(
+        None, gt=0.0, description="then recordings that nothing was added to are deleted; unset: never"
+    )
+    snapshot_seconds: float = Field(0.0, ge=0.0, description="a snapshot so often, where anything changed; 0: none")
     recordings: bool = Field(True, description="keep each job's messages for `transom replay`")
     host: str | None = Field(None, description="serve the API on TCP too; elsewhere: read it there; needs token_file")
     port: int = Field(8787, ge=1, le=65535, description="of the TCP API")

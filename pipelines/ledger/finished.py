@@ -29,7 +29,7 @@ class FinishedLedger(LocalReader):
         parts.adopt(known)
         state.load(connection, [str(parts.folder / part.path) for part in known])
         super().__init__(
-            self._cursor_of,
+            self.cursor,
             state,
             parts,
             now=state.newest_at,
@@ -38,7 +38,8 @@ class FinishedLedger(LocalReader):
         )
 
     @contextmanager
-    def _cursor_of(self) -> Iterator[duckdb.DuckDBPyConnection]:
+    def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor of its own for one reader."""
         cursor = self._connection.cursor()
         try:
             yield cursor

@@ -91,7 +91,7 @@ def test_after_any_kill_the_ledger_equals_the_bus(survived: SqliteBus, tmp_path:
     records = whole_bus(survived, "metrics", "logs", "events", "verdicts", "actions")
     by_topic = Counter(record.topic for record in records)
     assert by_topic["verdicts"] > 20
-    with open_finished(tmp_path / "ledger") as finished, finished._cursor() as cursor:
+    with open_finished(tmp_path / "ledger") as finished, finished.cursor() as cursor:
 
         def column(query: str) -> list:
             return cursor.execute(query).fetchall()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -32,14 +33,13 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snapshot]:
 
 def taken(ledger: Ledger, fresh_seconds: float = 0.0) -> Snapshot:
     """What a reader's thread is given while the writer goes on."""
-    got: list[Snapshot] = []
-    ask = threading.Thread(target=lambda: got.append(ledger.snapshots.ask(fresh_seconds)))
-    ask.start()
-    while ask.is_alive():
-        if ledger.due_seconds() == 0.0:
-            ledger.commit()
-        ask.join(0.01)
-    return got[0]
+    with ThreadPoolExecutor(1) as reader:
+        asked = reader.submit(ledger.snapshots.ask, fresh_seconds)
+        while not asked.done():
+            if ledger.due_seconds() == 0.0:
+                ledger.commit()
+            wait([asked], 0.01)
+    return asked.result()
 
 
 def question(snapshot: Snapshot, query: str, **bounds: int) -> Question:
@@ -122,7 +122,7 @@ def test_there_is_no_way_out(snapshot: Snapshot, query: str) -> None:
 
 def test_the_secret_could_be_read_without_the_guards(snapshot: Snapshot) -> None:
     """Or the tests above would prove nothing."""
-    with open_finished(snapshot.folder) as free, free._cursor() as cursor:
+    with open_finished(snapshot.folder) as free, free.cursor() as cursor:
         beside = snapshot.folder.parents[2]
         rows = cursor.execute(f"SELECT content FROM read_text('{beside}/secret.csv')").fetchall()
     assert SECRET in rows[0][0]
@@ -132,8 +132,8 @@ def test_an_answer_has_bounds(snapshot: Snapshot) -> None:
     assert answer(question(snapshot, "SELECT * FROM range(1000000)", rows_max=10)).num_rows == 11
     with pytest.raises(Refused, match="more than 100 bytes"):
         answer(question(snapshot, "SELECT * FROM range(50)", answer_bytes_max=100))
-    with pytest.raises(Refused, match="(?i)memory"):
-        hungry = "SELECT list(i) FROM range(100000000) t(i)"
+    hungry = "SELECT list(i) FROM range(100000000) t(i)"
+    with pytest.raises(Refused, match=r"(?i)memory"):
         answer(question(snapshot, hungry, memory_bytes_max=32 * 2**20))
 
 
