@@ -94,7 +94,8 @@ def init(role: str = "") -> Run:
     `role` says what makes this rank's work unlike that of others, such as `f"stage{pipeline_rank}"`: detection
     compares a rank with those of the same role. Without it, roles are learned from the ranks' times.
 
-    Outside `transom run`, and in the children of a rank, the run takes all calls and does nothing.
+    Under another launcher (torchrun, srun, accelerate, deepspeed, ft_launcher) it reports to where TRANSOM_REPORT_TO
+    says; see docs/instrument.md. Without either, and in a rank's children, the run takes all calls and does nothing.
     """
     started = _in_rank("ingest", "run")
     identity = None if started.is_started() else _identity()
@@ -303,11 +304,16 @@ def _identity() -> RankIdentity | None:
 
     logger = logging.getLogger("transom")
     environment = os.environ
-    if not environment.get("TRANSOM_SOCKET"):
-        logger.info("transom: no launcher (TRANSOM_SOCKET is not set); nothing is reported")
+    if not environment.get("TRANSOM_SOCKET") and not environment.get("TRANSOM_REPORT_TO"):
+        logger.info("transom: neither TRANSOM_SOCKET nor TRANSOM_REPORT_TO is set; nothing is reported")
         return None
     if environment.setdefault(RANK_PID, str(os.getpid())) != str(os.getpid()):
         return None  # a data loader worker or another child: the rank itself reports
+    if not environment.get("TRANSOM_SOCKET"):
+        foreign: RankIdentity | None = _in_rank("ingest", "foreign_job").foreign_identity(
+            environment, _in_rank("ingest", "clock").SystemClock()
+        )
+        return foreign
     try:
         identity: RankIdentity = _in_rank("ingest", "identity").RankIdentity(
             job=environment["TRANSOM_JOB"],

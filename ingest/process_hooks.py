@@ -12,9 +12,15 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 from types import TracebackType
 from typing import Protocol
 
+from .events import ErrorRecord
+
+FRAMES_MAX = 50
+TEXT_CHARS_MAX = 4_000
+TRACEBACK_CHARS_MAX = 16_000
 EXIT_FUNCTIONS_SECONDS = 1.0
 EXIT_CODE = 1
 
@@ -25,6 +31,8 @@ class Reporting(Protocol):
     def finish(self) -> None: ...
 
     def stop(self) -> None: ...
+
+    def see_error(self, error: ErrorRecord) -> None: ...
 
     def become_inert(self) -> None: ...
 
@@ -47,6 +55,14 @@ class ProcessHooks:
         """Become the outermost exception hook. May be called again after somebody has wrapped us."""
         if not isinstance(sys.excepthook, _ExceptHook):
             sys.excepthook = _ExceptHook(self)
+
+    def failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """This is what ends the process."""
+        if self._owned:
+            lines = traceback.format_exception(kind, error, trace, limit=-FRAMES_MAX)
+            text = "".join(lines)[-TRACEBACK_CHARS_MAX:]
+            words = str(error)[:TEXT_CHARS_MAX]
+            self._run.see_error(ErrorRecord(type=kind.__name__, text=_unicode(words), traceback=_unicode(text)))
 
     def raised(self, *, leave: bool) -> None:
         """An exception ends this process; `leave` is false where an outer hook has yet to print it."""
@@ -82,7 +98,12 @@ class _ExceptHook:
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._previous(kind, error, trace)
         if not issubclass(kind, KeyboardInterrupt):  # Ctrl-C keeps Python's own way out
+            self._hooks.failed(kind, error, trace)
             self._hooks.raised(leave=sys.excepthook is self)
+
+
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate is no JSON text
 
 
 def _end_process() -> None:

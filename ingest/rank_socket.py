@@ -13,6 +13,7 @@ import select
 import socket
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -81,6 +82,29 @@ class QueueLimits:
 
     packets_max: int = QUEUE_PACKETS_MAX
     bytes_max: int = QUEUE_BYTES_MAX
+
+
+class RankLink(Protocol):
+    """What the reporter needs of the way to whoever listens: a launcher's socket, or the bus itself."""
+
+    dropped: int
+
+    @property
+    def connected(self) -> bool: ...
+
+    def put(self, packet: bytes) -> None: ...
+
+    def introduce(self, hello: Hello) -> None: ...
+
+    def pump(self) -> None: ...
+
+    def drain(self, seconds: float) -> None: ...
+
+    def receive(self) -> list[bytes]: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class RankSocket:
@@ -163,6 +187,10 @@ class RankSocket:
 
     def close(self) -> None:
         """Let go of the connection. May be called twice."""
+        self._disconnect()
+
+    def abandon(self) -> None:
+        """This is a forked child: the connection is the parent's, which keeps its own descriptor."""
         self._disconnect()
 
     def _connect(self) -> bool:

@@ -26,7 +26,7 @@ from .rank_socket import (
     METRICS,
     PACKET_BYTES_MAX,
     Hello,
-    RankSocket,
+    RankLink,
     pack,
     unpack,
 )
@@ -63,11 +63,12 @@ class Reporter:
         self,
         identity: RankIdentity,
         rows: StepRows,
-        socket: RankSocket,
+        socket: RankLink,
         phase: Callable[[], Phase],
         clock: Clock,
         *,
         on_inject: Callable[[bytes], None] = lambda body: None,
+        last_words_seconds: float = LAST_WORDS_SECONDS,
     ) -> None:
         self._identity = identity
         self._rows = rows
@@ -75,6 +76,7 @@ class Reporter:
         self._phase = phase
         self._clock = clock
         self._on_inject = on_inject
+        self._last_words_seconds = last_words_seconds
         self._flight: Callable[[], Flight | None] | None = None
         self._flight_told = False
         self._lines: deque[LogLine] = deque()
@@ -136,15 +138,15 @@ class Reporter:
         return self._dropped + self._rows.dropped + self._socket.dropped
 
     def stop(self) -> None:
-        """Send what is there and end the thread, within about `LAST_WORDS_SECONDS`."""
+        """Send what is there and end the thread, within about half a second, to a bus two."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(LAST_WORDS_SECONDS + 0.1)
+            self._thread.join(self._last_words_seconds + 0.1)
 
     def abandon(self) -> None:
         """Let go of the parent's connection: this is a forked child, in which the thread does not exist."""
-        self._socket.close()
+        self._socket.abandon()
 
     def tick(self) -> None:
         """One flush."""
@@ -170,7 +172,7 @@ class Reporter:
             self._wake.wait(FLUSH_SECONDS)
         self._tick_harmlessly()
         self._let_go(float("inf"))
-        self._socket.drain(LAST_WORDS_SECONDS)
+        self._socket.drain(self._last_words_seconds)
         self._socket.close()
 
     def _tick_harmlessly(self) -> None:

@@ -9,21 +9,25 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from .clock import Clock
 from .devices import Gpu, gpu_of_rank, nvidia_gpus
-from .events import LogLine, Phase
+from .events import ErrorRecord, LogLine, Phase
 from .flight_recorder import Flight
 from .identity import RankIdentity
 from .injection import DEFAULT_PCI_ADDRESS, Injector
 from .process_hooks import ProcessHooks
 from .rank_socket import Hello, Inject, RankSocket
-from .reporter import Reporter
+from .reporter import LAST_WORDS_SECONDS, Reporter
 from .step_rows import FIRST_STEP, Sample, StepRows
+
+if TYPE_CHECKING:
+    from .bus_link import BusLink
 
 STEP_MAX = 2**53  # what every JSON reader can hold
 ROLE_CHARS_MAX = 120
+BUS_WORDS_SECONDS = 2.5  # for the last words to a bus, which is further away than a launcher
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 logger = logging.getLogger("transom")
@@ -41,6 +45,7 @@ class Run:
         self._complained: set[str] = set()
         self._reporter: Reporter | None = None
         self._identity = identity
+        self._link: BusLink | None = None
         if identity is None:
             self.rows = StepRows(clock)
             return
@@ -54,10 +59,14 @@ class Run:
             pci_address=self._gpu.pci_address.rpartition(".")[0] if self._gpu else DEFAULT_PCI_ADDRESS,
             on_fire=self._fault_fires,
         )
-        socket = RankSocket(identity.socket, _hello(identity, self._gpu), clock)
+        hello = _hello(identity, self._gpu)
+        if identity.link is not None:
+            self._link = identity.link(hello)
         self._reporter = Reporter(
-            identity, self.rows, socket, lambda: self.current_phase, clock, on_inject=self.injector.request
-        )
+            identity, self.rows, self._link or RankSocket(identity.socket, hello, clock), lambda: self.current_phase,
+            clock, on_inject=self.injector.request,
+            last_words_seconds=LAST_WORDS_SECONDS if self._link is None else BUS_WORDS_SECONDS,
+        )  # fmt: skip
 
     @property
     def active(self) -> bool:
@@ -126,7 +135,14 @@ class Run:
     def finish(self) -> None:
         """Report the phase `finished` and what is left, for at most half a second, and then nothing."""
         self._finished = True
+        if self._link is not None:
+            self._link.finished = True
         self.stop()
+
+    def see_error(self, error: ErrorRecord) -> None:
+        """This exception ends the process: a launcher of ours would find it in the output."""
+        if self._link is not None:
+            self._link.error = error
 
     def stop(self) -> None:
         """Report what is left, for at most half a second; nothing is reported afterwards."""
