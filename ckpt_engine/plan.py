@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 from .aliasing import find_runs, group_spans
 from .copying import CopyList
 from .layout import plan_layout
+from .tensor_guard import TensorGuard
 from .tensors import LiveTensor, TensorDoor
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+GUARDED_MIN = 64  # tensors; fewer are compared as quickly one by one
+GUARDED_AFTER = 3  # comparisons; where the tensors were planned before the first save it is done there
 
 _SHAPES: Callable[[Any], Any] = attrgetter("shape")
 _DTYPES: Callable[[Any], Any] = attrgetter("dtype")
@@ -58,11 +62,23 @@ class TensorPlan:
             number for number, place in enumerate(self.layout.places) if not raw[number] and place.size_bytes
         )
         self.copies = CopyList(self.layout, raw, door.words)
+        self._guard: TensorGuard | None = None
+        self._compared = 0  # how often these tensors were found the same, one by one
         self._aim()
+
+    def watch(self, tensors: Sequence[Tensor]) -> None:
+        """Have torch itself tell, in one call, whether these tensors are of the kinds that they were; to arrange that
+        takes longer than a comparison, so it is for tensors that will come again."""
+        build = self._door.guard_build
+        self._compared = GUARDED_AFTER
+        if build is not None and len(tensors) >= GUARDED_MIN:
+            self._guard = TensorGuard(self._door.torch, tensors, build)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors are stored in the same way; if so, it is their bytes that are copied next."""
         torch = self._door.torch
+        if self._guard is not None and self._guard.holds(tensors):
+            return self._are_at(tensors, list(map(torch.Tensor.data_ptr, tensors)))
         try:
             same = (
                 list(map(torch.Tensor.is_contiguous, tensors)) == self._contiguous
@@ -77,6 +93,13 @@ class TensorPlan:
             pointers = list(map(torch.Tensor.data_ptr, tensors))
         except RuntimeError:  # of a sparse tensor neither can be asked: whoever plans anew says so by name
             return False
+        self._compared += 1
+        if self._compared == GUARDED_AFTER:
+            self.watch(tensors)
+        return self._are_at(tensors, pointers)
+
+    def _are_at(self, tensors: Sequence[Tensor], pointers: list[int]) -> bool:
+        """Whether tensors of the same kinds lie to each other as they did; if so, they are copied from there."""
         if pointers == self._pointers:
             return True
         if not self._movable or list(map(_DEVICES, tensors)) != self._devices:

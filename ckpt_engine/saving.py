@@ -68,8 +68,7 @@ class Saver:
     def save(self, state: dict[str, Any], step: int) -> Ticket:
         """Keep `state` as it is now. Raises TypeError where it holds something that cannot be saved; else
         never."""
-        with _no_collection():
-            geometry, taken = self.take(state)
+        geometry, taken = self.take(state)
         try:
             if self._place.link is None:
                 return self._save_to_disk(geometry, taken, step)
@@ -80,7 +79,7 @@ class Saver:
     def take(self, state: dict[str, Any]) -> tuple[Geometry, Taken]:
         """`state` as it is now, and where it would stand in a slot: the same Geometry while its layout is the same.
         Raises TypeError."""
-        with self._planning:
+        with self._planning, _no_collection():
             taken = self._capture.take(state)
             geometry, layout = self._geometry, taken.plan.layout
             if geometry is not None and len(taken.values) <= geometry.values_capacity:
@@ -192,7 +191,9 @@ class Saver:
                 return need_bytes
             with self._planning:
                 if self._geometry is None:
-                    need_bytes = max(need_bytes, self.take(state)[0].segment_bytes)
+                    geometry, taken = self.take(state)
+                    need_bytes = max(need_bytes, geometry.segment_bytes)
+                    taken.plan.watch(taken.tensors)
                     self._capture.doubt()
         except Exception as error:  # noqa: BLE001 - a state that changes under us raises whatever it likes; the save takes it anew
             _log.debug("the first save could not be planned ahead: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import sys
@@ -14,6 +15,7 @@ from .blocks import Shard
 from .errors import StateMismatch
 from .layout import ELEMENT_TYPES, Layout, TensorPlace, TensorView
 from .sharding import Sharding, describe_sharding, is_sharded_tensor
+from .tensor_guard import Build, trusted_build
 from .tree import Form, Node
 from .words import TorchWords
 
@@ -44,6 +46,11 @@ class TensorDoor:
         self._dtype_names = {dtype: name for name, dtype in self.dtypes.items()}
         self.plain = (torch.Tensor, torch.nn.Parameter)
         self.words = TorchWords(torch)
+
+    @functools.cached_property
+    def guard_build(self) -> Build | None:
+        """How this torch tells in one call whether tensors are what they were; None where it cannot."""
+        return trusted_build(self.torch)
 
     def is_plain(self, value: object) -> bool:
         """A tensor that is what it says: subclasses may lie about their dtype or hold several tensors."""

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ import torch
 
 from ckpt_engine import capture as capture_module
 from ckpt_engine.capture import Capture
+from ckpt_engine.client import Checkpointer
 from ckpt_engine.tensors import TensorDoor
+from tests.ckpt_lab import engine_in_thread
 
 DOOR = TensorDoor(torch)
 
@@ -201,3 +204,24 @@ def test_a_state_with_a_sharded_part_is_not_remembered_in_doubt() -> None:
     capture.doubt()
     assert capture._root is None, "an array's tensor has to be asked for"
     assert capture.take(state).values == values_of(state)
+
+
+@pytest.mark.parametrize("mode", ["copy", "fenced"])
+def test_no_save_searches_the_heap_for_garbage_while_it_looks(
+    tmp_path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bool] = []
+    take = Capture.take
+
+    def watched(capture: Capture, state: dict[str, Any]) -> Any:
+        looks.append(gc.isenabled())
+        return take(capture, state)
+
+    monkeypatch.setattr(Capture, "take", watched)
+    with engine_in_thread(tmp_path) as lab:
+        ckpt = Checkpointer(str(lab.socket), None, job="job", attempt=1, rank=0, world_size=1, node="n0", mode=mode)
+        assert ckpt.save({"x": torch.ones(3)}, 1).sealed.wait(20)
+        ckpt.close()
+    assert looks
+    assert not any(looks)
+    assert gc.isenabled()
