@@ -190,4 +190,4 @@ def mounted(folder: Path, size: str) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -1,7 +1,9 @@
 """The failures that recovery must survive, one named test each; the numbers are those of docs/recovery.md.
 
 1, 2, 5, 11, 15 and 17 also run in tests/crash and tests/simulation/test_recovery_*.py, 3, 4, 6, 7 and 18 on a real
-Slurm and Kubernetes, 8 in tests/unit/test_ckpt_*.py, 13 in tests/e2e, 20 in tests/e2e and in the demo.
+Slurm and Kubernetes, 8 in tests/unit/test_ckpt_*.py, 13 in tests/e2e, 20 in tests/e2e and in the demo; 13, 14 and 20
+in test_failures_around_recovery.py, 23 in tests/e2e/test_notify_receivers.py, 26 in test_preflight.py, 27 in
+test_recovery_flood.py.
 """
 
 from dataclasses import replace
