@@ -9,6 +9,7 @@ import msgspec
 
 from detectors.clues import Clue, Place, Source, source_of
 from detectors.roster import Roster
+from detectors.step_block import StepBlock
 from detectors.verdict import Culprit, Evidence
 from ingest.events import Metrics
 
@@ -74,6 +75,18 @@ class JobChannel:
                 sure = entry.metric == LOSS or entry.value == "nan"
                 step = message.steps[index]
                 bad.append(_Bad(step, entry.metric, entry.value, at, source_of(message, place), sure))
+
+    def observe_block(self, block: StepBlock) -> None:
+        """The same of one step of many ranks, whose samples are finite."""
+        state, ranks = self._state, block.ranks.tolist()
+        told = state.told
+        if max(told.values(), default=-1) <= block.step:
+            told.update(dict.fromkeys(ranks, block.step))
+        else:
+            told.update({rank: block.step for rank in ranks if block.step > told.get(rank, -1)})
+        for name, having in ((GRADIENT, state.measured), (LOSS, state.valued)):
+            if name in block.names and len(having) < len(told):
+                having.update(ranks)
 
     def look(self, now: float, roster: Roster) -> Clue | None:
         """The clue for the judge: once when it begins, and again when every live rank has told of that step."""

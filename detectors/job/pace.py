@@ -25,6 +25,7 @@ from detectors.job.pace_story import (
     cut_of,
     finite,
     growth_of,
+    is_everywhere,
     is_regime,
     story_of,
     with_slower_ranks,
@@ -49,8 +50,8 @@ class PaceConfig:
     change: ChangePointConfig = field(default_factory=ChangePointConfig)
     row_seconds_min: float = 1.0  # shorter steps are taken together: neighbours come and go within seconds
     many_nodes: int = 4  # no burst of a neighbour moves the median of the ranks of so many machines
-    many_persist_max: int = 36
-    many_sigmas: float = 5.5  # of the median since the onset: the median of eight nodes still has bursts of its own
+    many_persist_max: int = 24
+    many_sigmas: float = 4.75  # of the median since the onset: the median of eight nodes still has bursts of its own
     many_step_share: float = 0.8  # of `change_min`: by so much a step has to be longer for what all do to be told
     wait_persist_min: int = 24  # a network has bursts that all ranks feel
     many_part_min: float = 0.06  # of a part: all ranks drift by some per cent in hours
@@ -190,11 +191,9 @@ class PaceChannel:
         change = self.config.change
         if many:
             self._points["seconds"].config = change = replace(change, change_sigmas=self.config.many_sigmas)
-        config = (
-            replace(change, persist_max=self.config.many_persist_max, change_min=self.config.many_part_min)
-            if many
-            else replace(change, change_min=self.config.few_part_min)
-        )
+        least = self.config.many_part_min if many else self.config.few_part_min
+        longest = self.config.many_persist_max if many else change.persist_max
+        config = replace(change, persist_max=longest, change_min=least)
         self._points["own"].config = config
         longest = max(self.config.wait_persist_min, config.persist_max)
         self._points["wait"].config = replace(
@@ -244,7 +243,8 @@ class PaceChannel:
             state.silent = [*state.silent, name] if name not in state.silent else state.silent
             return
         longer = math.log(story.after / story.before)
-        if longer <= self._least(name, cut, story.part):
+        somewhere = state.many and not is_everywhere(story, self._rows, cut, matrix, roster)
+        if longer <= self._least(name, cut, story.part) or somewhere:
             state.waiting = [*state.waiting, name] if name not in state.waiting else state.waiting
             return  # longer in one part, and no step takes longer: not yet, or for something that became shorter
         state.waiting = [other for other in state.waiting if other != name]

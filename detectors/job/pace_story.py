@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from detectors.job.step_summary import SIGNALS, Rows
+from detectors.medians import finite_median
+from detectors.roster import Roster
 from detectors.steps import Floats, StepMatrix
 
 COLUMN_OF = {"compute": "wall", "delay": "delay", "wait": "wait", "optimizer": "optimizer", "data": "data"}
@@ -73,7 +75,9 @@ def story_of(rows: Rows, cut: Cut, config: StoryConfig) -> PaceStory:
     measured = bool(np.isfinite(rows.column("wall", cut.since)).any())
     if common < config.common_share * step or parts[part] <= 0.0:
         alone = grown("busy") - grown("wall") - grown("data")
-        part = "one_rank" if measured and alone >= max(common, config.alone_share * step) else "unknown"
+        outside = step - common - alone  # of all that the ranks measure
+        some = alone >= max(common, config.alone_share * step) or outside < config.common_share * step
+        part = "one_rank" if measured and some else "unknown"
     column = COLUMN_OF.get(part)
     return PaceStory(
         part=part,
@@ -128,6 +132,20 @@ def with_slower_ranks(story: PaceStory, rows: Rows, cut: Cut, matrix: StepMatrix
     ranks = tuple(rank for rank, grew in zip(matrix.ranks, longer.tolist(), strict=True) if grew)
     before, after = (float(np.median(seconds[longer])) for seconds in (usual, now))
     return story._replace(ranks=ranks, part_before=before, part_after=after)
+
+
+def is_everywhere(story: PaceStory, rows: Rows, cut: Cut, matrix: StepMatrix, roster: Roster) -> bool:
+    """Three quarters of the nodes compute longer by half of what all do, if it is that what grew: bursts on some of
+    a few nodes move the median of all ranks too. True where the matrix has forgotten the steps before."""
+    if story.part != "compute":
+        return True
+    usual, now = (_usual_compute(rows.column("step", part), matrix) for part in cut)
+    if usual is None or now is None:
+        return True
+    nodes = np.array([roster.node_of(rank) or "" for rank in matrix.ranks])
+    growth = now / usual - 1.0
+    of_nodes = [finite_median(growth[nodes == node]) for node in np.unique(nodes)]
+    return not float(np.nanquantile(of_nodes, 0.25)) < 0.5 * (story.part_after / story.part_before - 1.0)
 
 
 def growth_of(rank: int, rows: Rows, cut: Cut, matrix: StepMatrix) -> float:

@@ -32,7 +32,7 @@ class RankChannelConfig:
     floors_grow: float = 0.20  # by this much of themselves with each doubling of the ranks: one in thousands wanders
     link_floors: tuple[float, ...] = (0.15, 0.10, 0.06, 0.04)
     delay_floors: tuple[float, ...] = (0.15, 0.08, 0.05, 0.03)
-    node_floors: tuple[float, ...] = (0.30, 0.18, 0.125, 0.06)  # bursts last for half a minute
+    node_floors: tuple[float, ...] = (0.30, 0.18, 0.125, 0.07)  # bursts last for half a minute
     few_node_floors: tuple[float, ...] = (0.40, 0.25, 0.12, 0.06)  # nodes too few to calibrate on
 
     def floors_for(self, ranks: int) -> tuple[float, ...]:

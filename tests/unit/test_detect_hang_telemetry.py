@@ -22,7 +22,7 @@ def standing(still: float, phase: str = "collective", *, gap: float = 0.3) -> Ro
         attempt=1, started_at=0.0, world_size=RANKS, moved_at=since, changed_at=since, newest_step=50,
         newest_at=since, step_seconds=[0.3] * 20, longest_step=0.4, trained_since=1.0, gap_seconds=gap,
         nodes={f"node{node}": NodeState(node=f"node{node}", heard_at=NOW - 0.2) for node in range(RANKS // 2)},
-        ranks={
+        known={
             rank: RankState(
                 rank=rank, node=f"node{rank // 2}", phase=phase, step=50, heard_at=NOW - 0.2,
                 last=Source(rank=rank, node=f"node{rank // 2}", topic="metrics", sequence=50),

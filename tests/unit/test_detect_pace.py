@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from detectors.job.change_point import ChangePointConfig
 from detectors.job.pace import PaceChannel, PaceConfig
 from detectors.job.phases import Phases
 from detectors.job.step_summary import lower_median
+from pipelines.simulation.noise import OWN, NoiseStream, recorded_noise
 from tests.step_series import Floats, Series, noise, step_parts
 
 RANKS = 8  # on eight nodes
@@ -261,12 +263,20 @@ def test_its_state_goes_through_json_at_any_step() -> None:
     assert job.told == expected.told
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_bursts_of_neighbours_on_a_few_nodes_are_no_slower_job(seed: int) -> None:
-    """8 nodes of 8 ranks, each with bursts of 9 % that last a dozen steps: their median wanders by some per cent."""
-    dice = np.random.default_rng(seed)
-    bursts = np.repeat(dice.normal(0.0, 0.09, (84, 8)), 12, axis=0)[:1000]
-    work = own(1000, seed, ranks=64) * np.exp(np.repeat(bursts, 8, axis=1))
+@pytest.mark.parametrize(("nodes", "said"), [(5, []), (8, ["job_slow"])])
+def test_what_some_of_a_few_nodes_do_is_not_what_everybody_does(nodes: int, said: list[str]) -> None:
+    """Five of eight nodes compute a little longer for a while: the median of all ranks does too."""
+    work = own(400, ranks=64)
+    work[200:260, : 8 * nodes] *= 1.12
+    assert watched(step_parts(work), ranks=64, per_node=8).classes == said
+
+
+def test_bursts_of_neighbours_on_a_few_nodes_are_no_slower_job() -> None:
+    """Noise as it was recorded, of 8 nodes of 8 ranks, beside a drift of 3 %: what all have in common wanders."""
+    nodes = np.repeat(np.arange(8), 8)
+    recorded = NoiseStream(recorded_noise(Path("data/clean")), nodes, 1.0, np.random.default_rng(3))
+    work = 0.62 * np.stack([recorded.next()[:, OWN] for _ in range(1000)])
+    work *= (1.0 + 0.03 * np.sin(2.0 * np.pi * np.arange(1000) / 700.0 + 3.0))[:, None]
     assert watched(step_parts(work), ranks=64, per_node=8).classes == []
 
 
