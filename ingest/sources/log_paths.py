@@ -10,7 +10,8 @@ _TORCHRUN = re.compile(r"^(?P<run>.+)/attempt_(?P<attempt>\d{1,9})/(?P<local>\d{
 _RANDOM = re.compile(r"_[a-z0-9_]{8}$")  # tempfile's, which torchrun puts behind the run's id
 _LABEL = re.compile(r"^ *(\d{1,6}): ?(.*)$", re.DOTALL)
 _SLURM = {
-    "%j": ("job", r"[0-9]+(?:_[0-9]+)?"), "%J": ("job", r"[0-9.]+"), "%A": ("job", r"[0-9]+"), "%a": ("array", r"[0-9]+"),
+    "%j": ("job", r"[0-9]+(?:_[0-9]+)?"), "%J": ("job", r"[0-9.]+"), "%A": ("job", r"[0-9]+"),
+    "%a": ("array", r"[0-9]+"),
     "%t": ("rank", r"[0-9]+"), "%n": ("node_number", r"[0-9]+"), "%N": ("node", r"[A-Za-z0-9.-]+"),
     "%x": ("name", r"[^/]+?"), "%s": ("step", r"[0-9]+"), "%u": ("user", r"[^/]+?"),
 }  # fmt: skip

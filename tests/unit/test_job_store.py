@@ -1,4 +1,4 @@
-"""Ranks of a job that somebody else launched agree over torch's own store, also over what an attempt before left there."""
+"""Ranks of a job of another launcher agree over torch's own store, also where an attempt before has left its words."""
 
 from __future__ import annotations
 
