@@ -375,15 +375,13 @@ class RankChannel:
         return found
 
     def _stands_out(self, name: str, column: int, evidence: Evidence, scale: int) -> bool:
-        """Who is slow among its mates is slow among all its peers too, else its mates are fast; and nobody waits for
-        a rank that has lost a lead, or whose first steps were quick by chance."""
+        """Who is slow among its mates is slow among all its peers too; else its mates are fast."""
         if name != "compute" or self._many is None:
             return True
         mask = evidence.onset(column, scale)
         scored = self._state.scored[-len(mask) :]
         steps = [step for step, over in zip(scored, mask, strict=True) if over]
-        excess = self._many.beside_peers(column, steps)
-        return not (excess < evidence.thresholds[scale] / 2 or excess + self._many.offset(column) < 0.0)
+        return not self._many.beside_peers(column, steps) < evidence.thresholds[scale] / 2
 
     def _shared(self, evidence: Evidence, node: int, scale: int) -> bool:
         """Most ranks of the node are well on their way to the same finding."""

@@ -148,10 +148,6 @@ class ManyPeers:
         kept = [self._beside[self._row_beside(known.index(step)), column] for step in steps if step in known]
         return finite_median(np.array(kept, dtype=np.float32))
 
-    def offset(self, column: int) -> float:
-        """What the rank's computation usually takes more than its peers' (less: below zero), as a share."""
-        return float(self._offset[column, AT[self.metric]])
-
     def normals(self) -> tuple[Singles, Singles, Singles] | None:
         """For each rank: its normal computation over its peers' (1 = the same), its normal data wait over theirs in
         shares of the step, and how far the first may still be from the truth. None before offsets are learned."""
