@@ -154,8 +154,9 @@ def _torch_checkpointing(folder: Path, training: Training) -> Iterator[Call]:
 
     def call(number: int) -> Settle:
         target = folder / str(number)
-        staged, written = saver.save(str(target), training.state_dicts)
-        staged.result(WAIT_SECONDS_MAX)
+        written = saver.save(str(target), training.state_dicts)
+        with saver.lock():  # what its documents wrap the optimizer's step in: it waits for the copy
+            pass
 
         def settle() -> None:
             written.result(WAIT_SECONDS_MAX)
