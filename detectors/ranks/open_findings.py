@@ -74,13 +74,13 @@ class OpenFindings:
         return _key(kind, self._ranks[column], node) in self._open or _key(kind, None, node) in self._open
 
     def open_rank(self, opened: Opened, mask: Bools, seen: Seen) -> list[Finding]:
-        """`mask`: which of the newest scored steps exceeded. Nothing of a rank that computes no longer than its peers:
-        it has lost a lead, or was quick by chance while its normal was learned, and nobody waits for it."""
+        """`mask`: which of the newest scored steps exceeded. Nothing of a rank that computes hardly longer than its
+        peers: it has lost a lead, or was quick by chance while its normal was learned, and nobody waits for it."""
         key = _key(opened.kind, self._ranks[opened.column], "")
         if key in self._open or len(self._open) >= self._open_max:
             return []
         found = self._describe(opened, np.array([opened.column]), mask, seen)
-        if opened.name == "compute" and found.value < found.peers_median:
+        if opened.name == "compute" and found.value < (1.0 + opened.threshold / 2) * found.peers_median:
             return []
         opened.since = seen.steps
         self._open[key] = opened
