@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Generator
+import subprocess
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,19 @@ def program(name: str) -> Path:
     if found is None:
         pytest.skip(f"this machine has no {name}: install {PACKAGES[name]} to run this test")
     return Path(found)
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A real file system of that size at `folder`, an empty one in memory; only root may mount it."""
+    if os.geteuid() != 0:
+        pytest.skip("a full disk needs a tmpfs of its own, which only root may mount")
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.hookimpl(wrapper=True)

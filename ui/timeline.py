@@ -28,6 +28,7 @@ STATE_MOMENTS = {  # a state of recovery.incident → what a person sees there
     "awaiting_approval": "Asked",
     "held": "Held",
     "stopping": "Stop",
+    "checking": "Ranks gone",  # and their nodes are tried out
     "selecting": "Ranks gone",
     "starting": "Start",
     "resolved": "Resolved",

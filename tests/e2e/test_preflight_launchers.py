@@ -25,6 +25,7 @@ from recovery.policy_config import PolicyConfig
 from recovery.store import RecoveryStore
 from recovery.workers import ThreadWorkers
 from tests.launcher_lab import JOB, Lab, lab_in_short_folder, wait_for
+from tests.machine import small_disk
 from tests.recovery_world import verdict
 
 LONG_SECONDS = 60.0  # for a check that is awaited
@@ -78,16 +79,14 @@ def test_a_processor_that_others_use_is_slow(lab: Lab) -> None:
     for node in lab.node_names:
         with on_processor(other if node == "node2" else one):
             lab.launch(lab.script("pass"), node)
-    with hogs(other, 12):
+    with hogs(other, 40):
         results = try_out(lab, ["node0", "node2"])
     assert failures(results) == [("node2", "matmul")]
     assert any("ms where the others take" in one.text for one in results)
 
 
 def test_a_full_file_system_is_its_nodes_and_said(lab: Lab, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    with mounted(small, "1m"):
+    with small_disk(tmp_path / "small", "1m") as small:
         for node in lab.node_names:
             lab.launch(lab.script("pass"), node, env={"TRANSOM_CKPT_DIR": str(small if node == "node0" else tmp_path)})
         results = try_out(lab, lab.node_names)
@@ -134,8 +133,6 @@ def test_nothing_is_tried_out_beside_ranks_and_a_start_ends_what_is(lab: Lab) ->
 
 def test_a_hang_is_restarted_without_the_node_that_fails_a_check(lab: Lab, tmp_path: Path) -> None:
     lab.node_names.append("node3")
-    small = tmp_path / "small"
-    small.mkdir()
     config = replace(PolicyConfig(), quarantine_mode="auto", stop_grace_seconds=0.0)
     store = RecoveryStore(tmp_path / "recovery.sqlite", durable=False)
     workers: ThreadWorkers[Result] = ThreadWorkers()
@@ -145,7 +142,7 @@ def test_a_hang_is_restarted_without_the_node_that_fails_a_check(lab: Lab, tmp_p
         controller.tick(lab.clock.now())
         return lab.backend.observe(JOB).attempt == 2 and len(lab.pids()) == 3
 
-    with mounted(small, "1m"):
+    with small_disk(tmp_path / "small", "1m") as small:
         for node in lab.node_names:
             folder = small if node == "node2" else tmp_path
             lab.launch(lab.script("import time; time.sleep(600)"), node, env={"TRANSOM_CKPT_DIR": str(folder)})
@@ -171,23 +168,29 @@ def on_processor(number: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+HOGS = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+parent = os.getpid()
+for _ in range(int(sys.argv[2])):
+    if os.fork() == 0:
+        os.setsid()
+        while os.getppid() == parent:
+            for _ in range(100_000): pass
+        os._exit(0)
+print("all run", flush=True)
+time.sleep(600)
+"""
+
+
 @contextmanager
 def hogs(processor: int, number: int) -> Iterator[None]:
-    """Processes that never stop, each in a session (and so a scheduling group) of its own."""
-    code = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
-    running = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for hog in running:
-            hog.kill()
-            hog.wait()
-
-
-@contextmanager
-def mounted(folder: Path, size: str) -> Iterator[None]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    """Processes that never rest, each in a session (and so a scheduling group) of its own, until their parent ends."""
+    command = [sys.executable, "-c", HOGS, str(processor), str(number)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        try:
+            assert running.stdout.readline() == b"all run\n"
+            yield
+        finally:
+            running.kill()

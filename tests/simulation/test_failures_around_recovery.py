@@ -6,7 +6,6 @@ The numbers are those of docs/recovery.md. The disk is a real small one, the sto
 import os
 import random
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,20 +28,16 @@ from recovery.store import RecoveryStore, StoreError
 from recovery.workers import ThreadWorkers
 from tests.launcher_lab import JOB as LAB_JOB
 from tests.launcher_lab import lab_in_short_folder, wait_for
+from tests.machine import small_disk
 from tests.recovery_world import World, verdict
 
 DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True)
-    try:
+def two_megabytes(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "small", "2m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(folder: Path) -> Path:
@@ -65,9 +60,9 @@ def send_until_it_is_full(world: World) -> None:
         world.round(0.0)
 
 
-def test_13_on_a_full_disk_nothing_is_done_and_with_room_again_it_is_done_once(small_disk: Path) -> None:
-    world = World(small_disk)
-    others = fill(small_disk)
+def test_13_on_a_full_disk_nothing_is_done_and_with_room_again_it_is_done_once(two_megabytes: Path) -> None:
+    world = World(two_megabytes)
+    others = fill(two_megabytes)
     try:
         with pytest.raises(StoreError, match=r"cannot be relied on .*so nothing is done; make room"):
             send_until_it_is_full(world)
