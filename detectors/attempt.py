@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy.typing as npt
 
 from detectors.channel import Channel
@@ -17,6 +19,7 @@ from detectors.judge.judge import Judge
 from detectors.logs.book import LogBook
 from detectors.ranks.channel import RankChannel
 from detectors.roster import Roster
+from detectors.step_block import StepBlock
 from detectors.steps import StepMatrix
 
 BY_STEPS = frozenset(("rank_channel", "ensemble", "job_channel/pace", "job_channel/loss", "telemetry"))  # detectors
@@ -42,7 +45,7 @@ class Attempt:
     @property
     def counts_anew(self) -> bool:
         """The job has gone back to earlier steps, or ranks tell that nobody had announced when the matrix was made."""
-        matrix, ranks = self.matrix, self.roster.ranks
+        matrix, ranks = self.matrix, self.roster.known
         if matrix is None:
             return False
         joined = len(ranks) > len(matrix.ranks) and any(
@@ -64,6 +67,37 @@ class Attempt:
         self.watch = Watch(ensemble, ranks, nodes)
         return self.matrix
 
+    def observe_block(self, block: StepBlock) -> bool:
+        """Take in a step of many ranks where all of them tell of it at once, and of nothing else; else do nothing."""
+        matrix = self.matrix
+        if matrix is None or block.attempt != self.roster.attempt or not matrix.takes_block(block):
+            return False
+        self.roster.heard_block(block)  # no channel wants messages of plain training
+        self.numbers.observe_block(block)
+        matrix.add_block(block)
+        return True
+
+    def to_state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """JSON-able fields, and arrays for an npz file."""
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        held: dict[str, Any] = {
+            "roster": self.roster.to_state(), "numbers": self.numbers.to_state(),
+            "judge": self.judge.to_state(), "book": self.book.to_state(), "matrix": None,
+            "clues": msgspec.to_builtins(self.clues), "warnings": msgspec.to_builtins(self.warnings),
+        }  # fmt: skip
+        held["channels"], parts = self.channel_states()
+        arrays |= {f"channels.{name}": array for name, array in parts.items()}
+        if self.matrix is not None and self.channel is not None:
+            held["matrix"], parts = self.matrix.to_state()
+            arrays |= {f"matrix.{name}": array for name, array in parts.items()}
+            held["channel"], parts = self.channel.to_state()
+            held["nodes"] = self.channel.nodes
+            arrays |= {f"channel.{name}": array for name, array in parts.items()}
+        if self.watch is not None:
+            held["watch"], parts = self.watch.to_state()
+            arrays |= {f"watch.{name}": array for name, array in parts.items()}
+        return held, arrays
+
     def channel_states(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """The states of the channels by their names; arrays are named `<channel>.<array>`."""
         states: dict[str, Any] = {}
@@ -79,3 +113,8 @@ class Attempt:
             kind: [channel for channel in channels.values() if kind in channel.wants]
             for kind in {kind for channel in channels.values() for kind in channel.wants}
         }
+
+
+def part_of(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays whose names begin so, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

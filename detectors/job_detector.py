@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
-from detectors.attempt import BY_STEPS, Attempt
+from detectors.attempt import BY_STEPS, Attempt, part_of
 from detectors.channel import Ended
 from detectors.clues import Clue, Condition, Place
 from detectors.config import DetectorConfig
@@ -173,9 +173,16 @@ class JobDetector:
         return None
 
     def observe_block(self, block: StepBlock) -> None:
-        """`observe` of each message that the block stands for, in the order of its ranks."""
-        for message in block.messages():
-            self.observe(message)
+        """`observe` of each message that the block stands for, in the order of its ranks; much quicker where a whole
+        job trains."""
+        if self._tick is not None and block.at >= (self._tick + 1) * TICK_SECONDS:
+            self._run_ticks(block.at, before=True)
+        if self._tick is None or self._attempt is None or not self._attempt.observe_block(block):
+            for message in block.messages():
+                self.observe(message)
+            return
+        self.counts.messages += len(block.ranks)
+        self.counts.late += len(block.ranks) * (block.at <= self._tick * TICK_SECONDS)
 
     def use_rules(self, rules: RuleBook) -> None:
         """Other log rules, from the next tick on."""
@@ -203,22 +210,8 @@ class JobDetector:
         attempt = self._attempt
         if attempt is None:
             return state, arrays
-        held: dict[str, Any] = {
-            "roster": msgspec.to_builtins(attempt.roster, str_keys=True), "numbers": attempt.numbers.to_state(),
-            "judge": attempt.judge.to_state(), "book": attempt.book.to_state(), "matrix": None,
-            "clues": msgspec.to_builtins(attempt.clues), "warnings": msgspec.to_builtins(attempt.warnings),
-        }  # fmt: skip
-        held["channels"], parts = attempt.channel_states()
-        arrays |= {f"channels.{name}": array for name, array in parts.items()}
-        if attempt.matrix is not None and attempt.channel is not None:
-            held["matrix"], parts = attempt.matrix.to_state()
-            arrays |= {f"matrix.{name}": array for name, array in parts.items()}
-            held["channel"], parts = attempt.channel.to_state()
-            held["nodes"] = attempt.channel.nodes
-            arrays |= {f"channel.{name}": array for name, array in parts.items()}
-        if attempt.watch is not None:
-            held["watch"], parts = attempt.watch.to_state()
-            arrays |= {f"watch.{name}": array for name, array in parts.items()}
+        held, parts = attempt.to_state()
+        arrays |= parts
         state["attempt"] = held
         return state, arrays
 
@@ -242,7 +235,7 @@ class JobDetector:
         detector._tick, detector._taken_at = state["tick"], state.get("taken_at")
         try:
             detector.ensemble = Ensemble.from_state(
-                state["ensemble"], _part(arrays, "ensemble."), detector.config.ensemble
+                state["ensemble"], part_of(arrays, "ensemble."), detector.config.ensemble
             )
         except EnsembleRefused:
             detector.ensemble = Ensemble(detector.config.ensemble)  # the rules go on; it is learned anew
@@ -261,15 +254,15 @@ class JobDetector:
         attempt.warnings = msgspec.convert(held["warnings"], list[Condition])
         for name, channel in attempt.channels.items():
             if name in held["channels"]:  # a channel that is newer than the state begins anew
-                channel.load_state(held["channels"][name], _part(arrays, f"channels.{name}."))
+                channel.load_state(held["channels"][name], part_of(arrays, f"channels.{name}."))
         if held["matrix"] is not None:
-            attempt.matrix = StepMatrix.from_state(held["matrix"], _part(arrays, "matrix."), config.steps)
+            attempt.matrix = StepMatrix.from_state(held["matrix"], part_of(arrays, "matrix."), config.steps)
             attempt.channel = RankChannel.from_state(
-                attempt.matrix.ranks, held["nodes"], held["channel"], _part(arrays, "channel."), config.rank
+                attempt.matrix.ranks, held["nodes"], held["channel"], part_of(arrays, "channel."), config.rank
             )
             attempt.watch = Watch(self.ensemble, attempt.matrix.ranks, held["nodes"])
             if "watch" in held:
-                attempt.watch.load_state(held["watch"], _part(arrays, "watch."))
+                attempt.watch.load_state(held["watch"], part_of(arrays, "watch."))
         return attempt
 
     def _begin_attempt(self, message: Message) -> Attempt:
@@ -398,7 +391,3 @@ class JobDetector:
         if not watch.begins(finding, support):
             return []
         return attempt.judge.begin(now, condition_of(finding, matrix, attempt.roster, support))
-
-
-def _part(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

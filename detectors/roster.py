@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import numpy as np
 
 from detectors.clock_skew import Clocks
 from detectors.clues import Place, Source, source_of
 from detectors.gpu_work import GpuWork
+from detectors.step_block import StepBlock
 from detectors.verdict import Verdict
 from ingest.events import (
     AttemptEnded,
@@ -75,12 +79,12 @@ class NodeState(msgspec.Struct, kw_only=True):
     last: Source | None = None
 
 
-class Roster(msgspec.Struct, kw_only=True):
-    """All ranks and nodes of one attempt."""
+class Roster(msgspec.Struct, kw_only=True, dict=True):
+    """All ranks and nodes of one attempt. `known`: `ranks`, for who reads nothing that a block of steps changes."""
 
     attempt: int
     started_at: float
-    ranks: dict[int, RankState] = {}
+    known: dict[int, RankState] = msgspec.field(default_factory=dict, name="ranks")
     nodes: dict[str, NodeState] = {}
     world_size: int = 0
     resume_step: int | None = None
@@ -102,6 +106,18 @@ class Roster(msgspec.Struct, kw_only=True):
     phase_seconds: dict[str, list[float]] = {}  # how long a rank was in a phase, of the last times
     clocks: Clocks = msgspec.field(default_factory=Clocks)
     bus_at: float = 0.0  # when the bus took the newest heartbeat, by its own clock
+
+    def __post_init__(self) -> None:
+        self._block: StepBlock | None = None  # the newest that its ranks, and nobody else since, have told of
+        self._written = True  # the ranks' states say so
+        self._live: set[int] | None = None  # who was live, until somebody comes, ends, or finishes
+
+    @property
+    def ranks(self) -> dict[int, RankState]:
+        """Every rank as its last messages show it."""
+        if not self._written:
+            self._write_block()
+        return self.known
 
     def observe(self, message: Message, place: Place | None) -> None:
         """Take in one message of this attempt."""
@@ -134,13 +150,55 @@ class Roster(msgspec.Struct, kw_only=True):
             (self.stalled.add if rank.stalled else self.stalled.discard)(rank.rank)
             rank.last = source if rank.stalled else rank.last
         elif isinstance(message, RankExited):
+            self._live = None
             rank.exited_at, rank.exit_code, rank.signal = message.at, message.exit_code, message.signal
             rank.stopped_by_launcher, rank.error, rank.stalled = message.stopped_by_launcher, message.error, ""
             self.stalled.discard(rank.rank)
             self.last_exit_at = max(self.last_exit_at or message.at, message.at)
 
+    def heard_block(self, block: StepBlock) -> None:
+        """Ranks tell where they are, all at once. While the same ones do so again and again, what changes is the same
+        for each of them: it is written into their states when somebody looks."""
+        last, states = self._block, self.known
+        alike = last is not None and (last.ranks is block.ranks or np.array_equal(last.ranks, block.ranks))
+        if last is None or not alike or self.stalled or block.at < last.at or block.nodes != last.nodes:
+            for message in block.messages():
+                self.heard(message, None)
+            if all(states[rank].heard_at == block.at and not states[rank].stalled for rank in block.ranks.tolist()):
+                self._block, self._written = block, True
+            return
+        self._written = False
+        self._block = block
+        gap = block.at - last.at
+        if gap > self.gap_seconds or block.at > self.gap_at + GAP_MEMORY_SECONDS:
+            self.gap_seconds, self.gap_at = gap, block.at
+        if block.step != last.step:
+            self.moved_at = block.at if self.moved_at is None else max(self.moved_at, block.at)
+            self.changed_at = max(self.changed_at, block.at)
+        self._reached(block.step, block.at)
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able."""
+        if not self._written:
+            self._write_block()
+        built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return built
+
+    def _write_block(self) -> None:
+        block, self._written = self._block, True
+        assert block is not None
+        at, step, states = block.at, block.step, self.known
+        for number, node, sequence in zip(block.ranks.tolist(), block.nodes, block.sequence.tolist(), strict=True):
+            state = states[number]
+            state.heard_at, state.step = at, step
+            state.last = Source(number, node, "metrics", sequence)
+
     def heard(self, message: Metrics, place: Place | None) -> None:
         """A rank tells where it is."""
+        if self._block is not None:
+            if not self._written:
+                self._write_block()
+            self._block = None
         number, node = message.rank, message.node
         rank = self.ranks.get(number) or self._rank(number, node)
         if place is None:
@@ -170,8 +228,12 @@ class Roster(msgspec.Struct, kw_only=True):
 
     def live_numbers(self) -> set[int]:
         """The same, as numbers; asked at every tick in which a step may close."""
-        ranks = self.ranks
-        return {number for number, rank in ranks.items() if rank.exited_at is None and rank.phase != "finished"}
+        live = self._live
+        if live is None:
+            told = self.known.items()
+            live = {number for number, rank in told if rank.exited_at is None and rank.phase != "finished"}
+            self._live = live
+        return live
 
     def node_of(self, rank: int) -> str | None:
         state = self.ranks.get(rank)
@@ -191,7 +253,7 @@ class Roster(msgspec.Struct, kw_only=True):
 
     @property
     def size(self) -> int:
-        return max(self.world_size, len(self.ranks))
+        return max(self.world_size, len(self.known))
 
     @property
     def active_at(self) -> float:
@@ -239,6 +301,7 @@ class Roster(msgspec.Struct, kw_only=True):
         state = self.ranks.get(rank)
         if state is None:
             state = self.ranks[rank] = RankState(rank=rank, node=node)
+            self._live = None
             self.node(node)
         return state
 
@@ -261,6 +324,11 @@ class Roster(msgspec.Struct, kw_only=True):
             self.changed_at = at
         if other:
             self.enter_phase(rank, phase, at)
+        self._reached(step, at)
+        rank.step = step
+
+    def _reached(self, step: int, at: float) -> None:
+        """Somebody is in this step."""
         if step > self.newest_step:
             if self.newest_step >= 0:
                 seconds = (at - self.newest_at) / (step - self.newest_step)
@@ -268,13 +336,14 @@ class Roster(msgspec.Struct, kw_only=True):
                 if self.apart_at is None or self.apart_at < self.newest_at:  # such phases have ceilings of their own
                     self.longest_step = max(self.longest_step, seconds)
             self.newest_step, self.newest_at = step, at
-        rank.step = step
 
     def enter_phase(self, rank: RankState, phase: Phase, at: float) -> None:
         """The rank is in this phase from now on, whatever it was in: an end that was lost, or a second beginning,
         ends the one before; a phase whose beginning nobody saw has no length."""
         if phase == rank.phase:
             return
+        if "finished" in (phase, rank.phase):
+            self._live = None
         if phase in TIMED_PHASES or rank.phase in TIMED_PHASES:
             self.apart_at = max(self.apart_at or at, at)
         if rank.phase in TIMED_PHASES and rank.phase_since is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detectors.clues import Place
+from detectors.step_block import StepBlock
 from ingest.events import Metrics
 
 Floats = npt.NDArray[np.float64]
@@ -141,6 +142,37 @@ class StepMatrix:
                 changed = True
             if changed and state.next_step is not None and step < state.next_step and step not in state.revised:
                 state.revised.append(step)
+
+    def takes_block(self, block: StepBlock) -> bool:
+        """Whether `add_block` can write it: all ranks tell for the first time of a step that comes as steps do."""
+        state, step, depth = self._state, block.step, self._depth
+        if len(block.ranks) != len(state.ranks) or block.ranks.tolist() != state.ranks or state.back or state.ahead:
+            return False
+        near = step - depth < state.newest_step < step + depth
+        if step < 0 or not near or min(self._highest) < 0 or max(self._highest) > step:
+            return False
+        slot = step % depth
+        return self._step[slot] < step or (self._step[slot] == step and not any(self._reported[slot]))
+
+    def add_block(self, block: StepBlock) -> None:
+        """`add` of each of its messages, where `takes_block`."""
+        step, rows = block.step, len(block.ranks)
+        slot = step % self._depth
+        self._highest, self._newest = [step] * rows, block.sequence.tolist()
+        if self._step[slot] != step:
+            self._takes(step, slot, block.at)
+        layout = self._layouts.get(block.names) or self._layout(block.names)
+        samples = block.values
+        if layout.names != list(block.names):
+            samples = samples[:, [block.names.index(name) for name in layout.names]]
+        self._reported[slot] = bytearray(b"\1") * rows
+        if not np.abs(samples).max(initial=0.0) <= LARGEST:  # seldom: one is beyond it, or missing
+            samples = np.where(np.abs(samples) <= LARGEST, samples, np.nan)
+        self._values[slot][:, layout.indices] = samples
+        self._seen_at[slot], self._sequence[slot], self._offset[slot] = block.ended_at, block.sequence, -1
+        state = self._state
+        if state.next_step is not None and step < state.next_step and step not in state.revised:
+            state.revised.append(step)
 
     @property
     def astray(self) -> bool:

@@ -65,6 +65,7 @@ class BlockCutter:
         if not len(keys):
             return
         ticks = np.ceil(at * TICKS_A_SECOND)
+        assert not (ticks[1:] < ticks[:-1]).any(), "rows must be sorted"
         changed = (ticks[1:] != ticks[:-1]) | (keys[1:, 0] != keys[:-1, 0]) | (keys[1:, 2] != keys[:-1, 2])
         begins = [0, *(np.flatnonzero(changed) + 1).tolist()]
         for begin, end in pairwise(begins):

@@ -103,7 +103,7 @@ class LogRun:
             else:
                 clock = LogClock(begins if own is None else own, year, stamped=own is not None)
             streams.append(self._records(file, clock))
-        yield from self._messages(heapq.merge(*streams, key=lambda record: (record.at, record.rank)))
+        yield from self._messages(heapq.merge(*streams, key=_order))
 
     def _last_time(self, file: Path, year: int) -> float | None:
         """The last time in the files beside this one, else in all."""
@@ -119,11 +119,11 @@ class LogRun:
         sequences: dict[tuple[str, int, int, str], int] = {}
         held: dict[tuple[int, int, str], list[LogLine]] = {}
         started: set[int] = set()
-        tick, count = -1, 0
+        tick, count, said_at = -1, 0, 0.0
         for record in records:
             now = int(record.at / TICK_SECONDS)
             if held and (now > tick or count >= HELD_LINES_MAX):
-                yield from self._logs(held, sequences)
+                yield from self._logs(held, sequences, said_at)
                 held, count = {}, 0
             tick = now
             if record.attempt not in started:
@@ -132,10 +132,11 @@ class LogRun:
             who = (record.attempt, record.rank, record.node)
             if record.line is not None:
                 held.setdefault(who, []).append(record.line)
+                said_at = record.at  # a record is known to be whole when the next line comes
                 count += 1
                 continue
             if held:  # what was said before it comes before it
-                yield from self._logs(held, sequences)
+                yield from self._logs(held, sequences, said_at)
                 held, count = {}, 0
             if record.ended is not None:
                 yield RankExited(
@@ -149,16 +150,19 @@ class LogRun:
                 sequence=_next(sequences, ("metrics", *who)), at=record.at, phase="train", step=record.step,
                 steps=(record.step,), ended_at=(record.at,), columns=columns, non_finite=non_finite,
             )  # fmt: skip
-        yield from self._logs(held, sequences)
+        yield from self._logs(held, sequences, said_at)
 
     def _logs(
-        self, held: Mapping[tuple[int, int, str], list[LogLine]], sequences: dict[tuple[str, int, int, str], int]
+        self,
+        held: Mapping[tuple[int, int, str], list[LogLine]],
+        sequences: dict[tuple[str, int, int, str], int],
+        said_at: float,
     ) -> Iterator[Message]:
         for who, lines in sorted(held.items(), key=lambda item: (item[1][-1].at, item[0])):
             attempt, rank, node = who
             yield Logs(
                 job=self.job, attempt=attempt, rank=rank, node=node, sequence=_next(sequences, ("logs", *who)),
-                at=lines[-1].at, lines=tuple(lines),
+                at=said_at, lines=tuple(lines),
             )  # fmt: skip
 
     def _start(self, first: _Record) -> AttemptStarted:
@@ -247,6 +251,11 @@ def _placed(speakers: Mapping[Path, Speaker], file: Path) -> Speaker:
 def _who(said: Speaker, file: Speaker) -> tuple[int, str]:
     rank = said.rank if said.rank is not None else file.rank
     return -1 if rank is None else rank, said.node or file.node
+
+
+def _order(record: _Record) -> tuple[float, bool, int]:
+    """By time; the end of a rank after its last words in whichever file."""
+    return record.at, record.ended is not None, record.rank
 
 
 def _next(sequences: dict[tuple[str, int, int, str], int], producer: tuple[str, int, int, str]) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
+
+import msgspec
 
 from detectors.diagnosis.places import Speaker, speaker_of_file
 from detectors.logs.progress_lines import parse_progress
@@ -128,7 +131,10 @@ def _json_kind(head: bytes, file: Path) -> Format | None:
     whole = lines[:-1] if len(lines) > 1 else lines
     if len(lines) == 1 and file.suffix not in (".jsonl", ".ndjson"):
         return None  # one object is a summary or a configuration
-    told = [flat("", loose_json(line)) for line in whole if line.lstrip().startswith(b"{")]
+    told = []
+    for line in whole:
+        with suppress(msgspec.DecodeError):  # who reads the file will say which line it is
+            told.append(flat("", loose_json(line)))
     names = {name for row in told for name in row}
     numbers = {name for row in told for name, cell in row.items() if isinstance(cell, float)}
     words = any(name.lower() in JSON_TEXT for name in names)

@@ -17,7 +17,7 @@ from detectors.step_block import StepBlock
 from ingest.events import AT_MAX, RANK_MAX, STEP_MAX, AttemptStarted, RankPlace
 from pipelines.ledger.engine import duckdb, pa
 
-from .blocks import BlockCutter, Places
+from .blocks import TICKS_A_SECOND, BlockCutter, Places
 from .mapping import ColumnMap, MappingFile, MetricColumn, map_columns, metrics_of
 from .run import NotARun, Told
 from .tables import FILE, Columns, Table, connect, literal, quoted
@@ -36,6 +36,7 @@ class _Plan:
 
     select: str  # attempt, rank, node, step, at and metrics, in no order
     metrics: tuple[str, ...]
+    plain: bool  # rows come as they stand in the file, whichever columns are asked for
 
 
 class TableRun:
@@ -67,9 +68,11 @@ class TableRun:
             source = "held"
         plan = self._plan(connection, source, columns)
         places = self._look(connection, plan)
+        asked = f"FROM ({plan.select}) WHERE step IS NOT NULL AND event_at IS NOT NULL"
         # a tick of detection sees what had ended by then: rows are taken together by ticks, not by their own times
-        ordered = connection.sql(f"SELECT * FROM ({plan.select}) WHERE step IS NOT NULL AND event_at IS NOT NULL"
-                                 " ORDER BY ceil(event_at * 4), attempt, step, rank, event_at")  # fmt: skip
+        ordered_already = plan.plain and _in_order(connection, asked)
+        order = "" if ordered_already else " ORDER BY ceil(event_at * 4), attempt, step, rank, event_at"
+        ordered = connection.sql(f"SELECT * {asked}{order}")
         cutter = BlockCutter(self.job, plan.metrics, places)
         started, before = set[int](), 0.0
         batches = (_arrays(batch, plan.metrics) for batch in ordered.to_arrow_reader(READ_ROWS))
@@ -118,6 +121,7 @@ class TableRun:
             for name, (column, told) in metrics.items()
         }
         select = self._selected(connection, source, found, scaled, notes)
+        plain = not found.long and "time" in found.roles and DURATION in metrics
         if DURATION not in metrics:
             scaled[DURATION] = ""
             select = (
@@ -127,7 +131,7 @@ class TableRun:
             )
             notes.append("How long a step takes is told by no column: it is taken from the times between steps.")
         self.notes = tuple(notes)
-        return _Plan(select, tuple(scaled))
+        return _Plan(select, tuple(scaled), plain)
 
     def _widened(
         self, connection: duckdb.DuckDBPyConnection, source: str, found: ColumnMap, notes: list[str]
@@ -241,6 +245,22 @@ class TableRun:
         gaps = [(high - low) / (count - 1) for _, _, _, count, low, high, *_ in rows if count > 1 and low is not None]
         self.interval_seconds = max(gaps, default=0.0)
         return Places({(row[0], row[1]): row[2] or "node0" for row in rows})
+
+
+def _in_order(connection: duckdb.DuckDBPyConnection, asked: str) -> bool:
+    """Whether the rows come as blocks are cut: most programs write them so, and sorting costs more than all else."""
+    last: npt.NDArray[np.float64] | None = None
+    for batch in connection.sql(f"SELECT event_at, attempt, step, rank {asked}").to_arrow_reader(READ_ROWS):
+        at, *keys = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
+        rows = np.stack([np.ceil(at * TICKS_A_SECOND), *keys]).astype(np.float64)
+        rows = rows if last is None else np.column_stack([last, rows])
+        later = np.diff(rows) > 0.0
+        same = np.diff(rows) == 0.0
+        # each row comes after the one before: in the first key that differs, or as its equal
+        if not (later[0] | same[0] & (later[1] | same[1] & (later[2] | same[2] & (later[3] | same[3])))).all():
+            return False
+        last = rows[:, -1:]
+    return True
 
 
 def _unit_of(middle: float | None) -> Any:

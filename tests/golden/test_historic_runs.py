@@ -29,7 +29,7 @@ EXPECTED = {
     "metrics.jsonl": ("JSON lines", [("numeric", [], 60)]),
     "tensorboard": ("TensorBoard", [("nan", ["1@host"], 40)]),
     "wandb": ("W&B", [("nan", ["0@n0"], 45)]),
-    "torchrun": ("torchrun's logs", [("user_error", ["1@node0"], 4)]),
+    "torchrun": ("torchrun's logs", [("user_error", ["1@node0"], 5)]),
     "slurm": ("Slurm's outputs", [("numeric", [], 50), ("preempted", ["None@n1"], None)]),
     "trainer.log": ("logs", [("oom", ["0@node0"], 40)]),
     "deepspeed.log": ("logs", []),
