@@ -105,7 +105,7 @@ def run_replay(wanted: Wanted, console: Console, progress_console: Console, cloc
         told = msgspec.json.encode([_facts(result) for result in results])
         wanted.json.write_bytes(msgspec.json.format(told, indent=2) + b"\n")
     if wanted.ledger is not None:
-        console.print(f"The ledger is in {wanted.ledger}; the console opens it read-only.", soft_wrap=True)
+        console.print(f"The ledger is in {wanted.ledger}; open it with: transom console --ledger {wanted.ledger}", soft_wrap=True)
     return results
 
 
