@@ -76,7 +76,9 @@ def refuse_oversized(topic: Topic, headers: Sequence[tuple[str, bytes]], value: 
             f"a message of {len(value)} bytes for {topic} is over the limit of {MESSAGE_BYTES_MAX}; "
             "send smaller batches"
         )
-    header_bytes = sum(len(name.encode("utf-8", "surrogateescape")) + len(raw) for name, raw in headers)
+    header_bytes = 0
+    for name, raw in headers:
+        header_bytes += len(raw) + (len(name) if name.isascii() else len(name.encode("utf-8", "surrogateescape")))
     if header_bytes > HEADER_BYTES_MAX:
         raise BusMisconfigured(
             f"headers of {header_bytes} bytes for {topic} are over the limit of {HEADER_BYTES_MAX}; "

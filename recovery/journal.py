@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 
 from .action import Action, Command, Mode, Outcome, Receipt, Verb
 from .calls import JobOver, OlderAlive, Overtaken, Result
-from .incident import Event, allows
+from .incident import Event, State, allows
 from .plan import Plan
 from .routing import Router, ignored
 from .store import RecoveryStore
 from .store_schema import IncidentRow, IntentRow
+
+WAITING: tuple[State, ...] = ("notified", "awaiting_approval", "held", "exited")  # for people, or for detection
+ON_PROBATION: tuple[State, ...] = ("probation",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +107,14 @@ class Journal:
 
     def attempt_runs(self, job: str, attempt: int, now: float, but: str = "") -> None:
         """`attempt` runs: incidents of older ones that wait for people or for detection are over."""
-        for other in self.store.unfinished(job):
-            waits = other.state in ("notified", "awaiting_approval", "held", "exited")
-            if waits and other.incident_id != but and other.attempt < attempt:
+        for other in self.store.unfinished(job, WAITING):
+            if other.incident_id != but and other.attempt < attempt:
                 self.close(other, "attempt_over", f"attempt {attempt} runs", now)
 
     def failed_again(self, incident: IncidentRow, plan: Plan, now: float) -> None:
         """The job failed while an earlier restart was on probation."""
-        for other in self.store.unfinished(incident.job):
-            if other.state == "probation" and other.attempt < incident.attempt:
+        for other in self.store.unfinished(incident.job, ON_PROBATION):
+            if other.attempt < incident.attempt:
                 cause = f"attempt {incident.attempt} failed in its probation: {plan.fault_class}"
                 self.close(other, "failed_again", cause, now)
 

@@ -53,7 +53,7 @@ class Router:
     def _open(self, entry: Entry, now: float) -> None:
         verdict = entry.verdict
         incident = self.store.open_incident(verdict.verdict_id, verdict.job, verdict.attempt, now)
-        self.store.file_verdict(entry.seq, "opened", incident.incident_id)
+        self.store.file_verdict(entry, "opened", incident.incident_id)
         waits_for = self.acting_on(verdict.job) if self._acts(verdict) else None
         if self._acts(verdict):
             self._explain(verdict, now)
@@ -76,7 +76,7 @@ class Router:
         """Add the verdict to an incident that is not over; wake it if that changes what to do."""
         verdict, waits = entry.verdict, incident.state in ("awaiting_approval", "notified")
         before = self.store.verdicts_of(incident.incident_id) if waits else []
-        self.store.file_verdict(entry.seq, f"{how} {incident.incident_id}", incident.incident_id)
+        self.store.file_verdict(entry, f"{how} {incident.incident_id}", incident.incident_id)
         closes = verdict.status == "closed" and allows(incident.state, "closed")
         # A storm of verdicts about one attempt must not cost the square of their number: most need only be filed.
         verdicts = self.store.verdicts_of(incident.incident_id) if waits or closes else []
@@ -99,14 +99,14 @@ class Router:
     def _file_late(self, entry: Entry, incident: IncidentRow, now: float) -> None:
         """A revision of an incident that is over may still name a node or a bad checkpoint, no more."""
         outcome = f"late: {incident.incident_id} is {incident.state}"
-        self.store.file_verdict(entry.seq, outcome, incident.incident_id)
+        self.store.file_verdict(entry, outcome, incident.incident_id)
         if entry.verdict.status == "open" and not self.store.job(entry.verdict.job).outcome:
             self.apply_stale(entry.verdict, now)
 
     def _ignore(self, entry: Entry, why: str, now: float) -> None:
         verdict = entry.verdict
         incident = self.store.open_incident(verdict.verdict_id, verdict.job, verdict.attempt, now)
-        self.store.file_verdict(entry.seq, f"ignored: {why}", incident.incident_id)
+        self.store.file_verdict(entry, f"ignored: {why}", incident.incident_id)
         effects = self.apply_stale(verdict, now) if why.startswith("stale") else ""
         self.store.append(ignored(verdict, why + effects, now))
         self.store.move(incident, "dropped", why + effects, now)

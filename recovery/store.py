@@ -8,31 +8,32 @@ lease sees to that, and every transaction checks that nobody has opened the file
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from .action import CheckResult, Incident
-from .incident import TERMINAL, Event, State, transition
-from .plan import Plan
+from .incident import Event, transition
 from .store_file import Fenced, StoreError
 from .store_inbox import Entry, Inbox
+from .store_incidents import Incidents
 from .store_jobs import Jobs
 from .store_schema import OUTBOX_TYPES, IncidentRow, IntentRow, OutboxMessage
 
 OUTBOX_KEPT_MAX = 10_000  # published messages that stay for a look back
 _encode = msgspec.json.Encoder().encode
-_decode_plan = msgspec.json.Decoder(Plan).decode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_checks = msgspec.json.Decoder(tuple[CheckResult, ...]).decode
 
-_INCIDENT = "incident_id, job, attempt, state, sequence, opened_at, entered_at, due_at, action_id, approved_hash, plan"
 _INTENT = (
     "action_id, incident_id, job, attempt, phase, created_at, token, next_attempt, resume_step, resume_tier, "
     "excluded, note, nodes, released, checks"
 )
+
+
+_KINDS = {type_: kind for kind, type_ in OUTBOX_TYPES.items()}
 
 
 class Waiting(NamedTuple):
@@ -42,38 +43,31 @@ class Waiting(NamedTuple):
     message: OutboxMessage
 
 
-class RecoveryStore(Inbox, Jobs):
-    """Incidents, intents and the outbox, over what came in and what lives with jobs."""
+class RecoveryStore(Incidents, Inbox, Jobs):
+    """Intents and the outbox, over incidents, what came in and what lives with jobs."""
 
-    # incidents ------------------------------------------------------------------------------------
+    _told: list[tuple[str, bytes]]  # for the outbox, at the end of this transaction
 
-    def open_incident(self, incident_id: str, job: str, attempt: int, now: float) -> IncidentRow:
-        row = IncidentRow(incident_id, job, attempt, "open", 0, now, now, now)
-        marks = "?,?,?,?,?,?,?,?,'','',NULL,0"
-        values = (incident_id, job, attempt, row.state, row.sequence, now, now, now)
-        self._write(f"INSERT INTO incidents ({_INCIDENT}, terminal) VALUES ({marks})", *values)
-        return row
+    def _forget(self) -> None:
+        super()._forget()
+        self._told = []
 
-    def incident(self, incident_id: str) -> IncidentRow | None:
-        row = self._one(f"SELECT {_INCIDENT} FROM incidents WHERE incident_id=?", incident_id)
-        return _incident(row) if row else None
-
-    def unfinished(self, job: str | None = None, states: Collection[State] = ()) -> list[IncidentRow]:
-        """Incidents that are in no terminal state (where given, in one of these), oldest first."""
-        where = "terminal = 0" + ("" if job is None else " AND job = ?")
-        where += f" AND state IN ({','.join('?' * len(states))})" if states else ""
-        query = f"SELECT {_INCIDENT} FROM incidents WHERE {where} ORDER BY opened_at, rowid"
-        return [_incident(row) for row in self._all(query, *([] if job is None else [job]), *sorted(states))]
+    def _flush(self) -> None:
+        if self._told:
+            told, self._told = self._told, []
+            self._write_all("INSERT INTO outbox (kind, body) VALUES (?,?)", told)
+        super()._flush()
 
     def move(
         self, incident: IncidentRow, event: Event, cause: str, now: float, *, due_at: float | None = None
     ) -> IncidentRow:
         """Take the transition and tell of it, both in this transaction."""
+        after = transition(incident.state, event)
         moved = replace(
             incident,
-            state=transition(incident.state, event),
+            state=after,
             sequence=incident.sequence + 1,
-            entered_at=now if transition(incident.state, event) != incident.state else incident.entered_at,
+            entered_at=now if after != incident.state else incident.entered_at,
             due_at=now if due_at is None else due_at,
         )
         self.save_incident(moved)
@@ -88,15 +82,6 @@ class RecoveryStore(Inbox, Jobs):
         )
         self.append(told)
         return moved
-
-    def save_incident(self, row: IncidentRow) -> None:
-        self._write(
-            "UPDATE incidents SET attempt=?, state=?, sequence=?, entered_at=?, due_at=?, action_id=?, "
-            "approved_hash=?, plan=?, terminal=? WHERE incident_id=?",
-            row.attempt, row.state, row.sequence, row.entered_at, row.due_at, row.action_id,
-            row.approved_hash, _encode(row.plan) if row.plan else None, row.state in TERMINAL,
-            row.incident_id,
-        )  # fmt: skip
 
     # intents --------------------------------------------------------------------------------------
 
@@ -118,8 +103,8 @@ class RecoveryStore(Inbox, Jobs):
     # outbox ---------------------------------------------------------------------------------------
 
     def append(self, message: OutboxMessage) -> None:
-        kind = next(name for name, type_ in OUTBOX_TYPES.items() if isinstance(message, type_))
-        self._write("INSERT INTO outbox (kind, body) VALUES (?,?)", kind, _encode(message))
+        assert self._in_transaction
+        self._told.append((_KINDS[type(message)], _encode(message)))
 
     def waiting(self, limit: int) -> list[Waiting]:
         rows = self._all("SELECT seq, kind, body FROM outbox WHERE published = 0 ORDER BY seq LIMIT ?", limit)
@@ -127,15 +112,9 @@ class RecoveryStore(Inbox, Jobs):
 
     def mark_published(self, seqs: Sequence[int]) -> None:
         with self.transaction():
-            for seq in seqs:
-                self._write("UPDATE outbox SET published=1 WHERE seq=?", seq)
+            self._write_all("UPDATE outbox SET published=1 WHERE seq=?", [(seq,) for seq in seqs])
             newest = max(seqs, default=0)
             self._write("DELETE FROM outbox WHERE published=1 AND seq<=?", newest - OUTBOX_KEPT_MAX)
-
-
-def _incident(row: Any) -> IncidentRow:
-    plan = _decode_plan(row[10]) if row[10] is not None else None
-    return IncidentRow(*[*row[:10], plan])
 
 
 def _intent(row: Any) -> IntentRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,13 @@ class StoreFile:
             raise (error if isinstance(error, StoreError) else self._unreliable(error)) from error
         self._in_transaction = False
         self._together = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what memory holds of the file: nothing yet, or no more after a rollback. Stores above add theirs."""
+
+    def _flush(self) -> None:
+        """Write what was kept back for the end of a transaction. Stores above add theirs."""
 
     def _open(self, durable: bool) -> None:
         run = self._connection.execute
@@ -98,9 +105,11 @@ class StoreFile:
     @contextmanager
     def together(self) -> Iterator[None]:
         """One commit for all transactions inside, at the end, and none where there is none: a hundred decisions then
-        wait for the disk once. Nothing that they allow may be done before."""
+        wait for the disk once. Nothing that they allow may be done before. Raises Fenced if somebody else has opened
+        the file since, also where nothing is written: what memory holds of it would be old."""
         assert not self._in_transaction
         with self._ending():
+            self._refuse_fenced()
             self._together = True
             yield
             if self._in_transaction:
@@ -116,20 +125,29 @@ class StoreFile:
             self._in_transaction = self._together = False
             if self._connection.in_transaction:
                 self._connection.rollback()
+                self._forget()
 
     def _begin(self) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
         self._in_transaction = True
+        self._refuse_fenced()
+
+    def _refuse_fenced(self) -> None:
         newest = self._one("SELECT value FROM meta WHERE key = 'epoch'")[0]
         if newest != self.epoch:
             raise Fenced(f"a newer recovery (epoch {newest}, ours is {self.epoch}) has taken over {self.path}")
 
     def _commit(self) -> None:
+        self._flush()
         self._connection.execute("COMMIT")
 
     def _write(self, statement: str, *values: Any) -> sqlite3.Cursor:
         assert self._in_transaction
         return self._connection.execute(statement, values)
+
+    def _write_all(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        assert self._in_transaction
+        self._connection.executemany(statement, rows)
 
     def _one(self, query: str, *values: Any) -> Any:
         return self._connection.execute(query, values).fetchone()

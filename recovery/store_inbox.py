@@ -25,7 +25,23 @@ class Entry(NamedTuple):
 
 
 class Inbox(StoreFile):
-    """Verdicts by id and revision, commands by id."""
+    """Verdicts by id and revision, commands by id. What is filed is written at the end of its transaction."""
+
+    _filed: list[tuple[str, str | None, int]]  # outcome, incident, seq
+    _incident_of: dict[str, str]  # by verdict, of those
+    _filed_in: dict[str, list[Verdict]]  # by incident, of those
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._filed, self._incident_of, self._filed_in = [], {}, {}
+
+    def _flush(self) -> None:
+        if self._filed:
+            rows, self._filed = self._filed, []
+            self._incident_of.clear()
+            self._filed_in.clear()
+            self._write_all("UPDATE inbox SET outcome=?, incident_id=? WHERE seq=?", rows)
+        super()._flush()
 
     def insert_verdict(self, verdict: Verdict, now: float) -> bool:
         """True if this revision is new; a redelivery is counted and nothing else."""
@@ -45,13 +61,22 @@ class Inbox(StoreFile):
             self._write(f"UPDATE inbox SET outcome=?, incident_id=? WHERE {where}", outcome, incident_id, *identity)
 
     def new_verdicts(self, limit: int) -> list[Entry]:
-        rows = self._all("SELECT seq, body FROM inbox WHERE outcome = '' ORDER BY seq LIMIT ?", limit)
+        """Those that nobody has looked at: the oldest of each job, then the second of each; in order within a job."""
+        rows = self._all(
+            "SELECT inbox.seq, body FROM inbox JOIN "
+            "(SELECT seq, ROW_NUMBER() OVER (PARTITION BY job ORDER BY seq) AS turn FROM inbox WHERE outcome = '') "
+            "AS queued ON inbox.seq = queued.seq ORDER BY turn, inbox.seq LIMIT ?",
+            limit,
+        )
         return [Entry(seq, _decode_verdict(body)) for seq, body in rows]
 
-    def file_verdict(self, seq: int, outcome: str, incident_id: str | None) -> None:
+    def file_verdict(self, entry: Entry, outcome: str, incident_id: str) -> None:
         """Say what became of an inbox entry; it is not looked at again, except as part of its incident."""
         assert outcome
-        self._write("UPDATE inbox SET outcome=?, incident_id=? WHERE seq=?", outcome, incident_id, seq)
+        assert self._in_transaction
+        self._filed.append((outcome, incident_id, entry.seq))
+        self._incident_of[entry.verdict.verdict_id] = incident_id
+        self._filed_in.setdefault(incident_id, []).append(entry.verdict)
 
     def outcomes(self) -> list[tuple[str, int, str, int]]:
         """(verdict_id, revision, outcome, duplicates) of the whole inbox, oldest first."""
@@ -59,6 +84,9 @@ class Inbox(StoreFile):
 
     def incident_of_verdict(self, verdict_id: str) -> str | None:
         """The incident that an earlier revision of this verdict belongs to."""
+        known = self._incident_of.get(verdict_id)
+        if known is not None:
+            return known
         row = self._one(
             "SELECT incident_id FROM inbox WHERE verdict_id=? AND incident_id IS NOT NULL LIMIT 1", verdict_id
         )
@@ -66,16 +94,15 @@ class Inbox(StoreFile):
 
     def told_in(self, incident_id: str) -> Iterator[Verdict]:
         """Every revision of an incident's verdicts, oldest first, decoded as far as somebody asks for them."""
-        for (body,) in self._connection.execute(
-            "SELECT body FROM inbox WHERE incident_id=? ORDER BY seq", (incident_id,)
-        ):
+        rows = self._connection.execute("SELECT body FROM inbox WHERE incident_id=? ORDER BY seq", (incident_id,))
+        for (body,) in rows:
             yield _decode_verdict(body)
+        yield from self._filed_in.get(incident_id, ())
 
     def verdicts_of(self, incident_id: str) -> list[Verdict]:
         """The newest revision of each verdict of an incident, in the order they first came."""
         newest: dict[str, Verdict] = {}
-        for (body,) in self._all("SELECT body FROM inbox WHERE incident_id=? ORDER BY seq", incident_id):
-            verdict = _decode_verdict(body)
+        for verdict in self.told_in(incident_id):
             known = newest.get(verdict.verdict_id)
             if known is None or verdict.revision > known.revision:
                 newest[verdict.verdict_id] = verdict

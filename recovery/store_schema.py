@@ -87,8 +87,13 @@ INSERT INTO quarantines SELECT job, node, at, verdict_id FROM exclusions;
 _THIRD = """
 ALTER TABLE intents ADD COLUMN checks BLOB NOT NULL DEFAULT '[]';
 """
+# The inbox is looked through job by job, so that none waits for another's flood.
+_FOURTH = """
+DROP INDEX inbox_new;
+CREATE INDEX inbox_new ON inbox (job, seq) WHERE outcome = '';
+"""
 # What brings a file from one version to the next; a new file goes through all of them.
-SCHEMA_STEPS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD)
+SCHEMA_STEPS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
 SCHEMA_VERSION = len(SCHEMA_STEPS)
 
 Phase = Literal["stopping", "stopped", "starting", "started", "finishing", "closed"]

@@ -136,7 +136,7 @@ def test_an_unknown_schema_version_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(StoreError, match="schema version 99, this recovery reads 3 and older"):
+    with pytest.raises(StoreError, match="schema version 99, this recovery reads 4 and older"):
         RecoveryStore(path)
     assert not is_held(path.with_name(path.name + ".lock"))
 
