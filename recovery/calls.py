@@ -33,6 +33,7 @@ from .policy_config import PolicyConfig
 from .store_schema import Rejection
 
 STACK_CHARACTERS_MAX = 65_536
+NOWHERE = ""  # the node of a rank of which nobody knows where it will run
 ROUND_SECONDS = 4.0  # of a round of checks, beside what the checks themselves may take
 
 
@@ -309,15 +310,21 @@ def predicted_places(
     last_places: Sequence[tuple[int, str]],
     nodes: int | None = None,
 ) -> list[tuple[int, str]]:
-    """(rank, node) as the backend will place them: survivors keep their ranks, spares fill the gaps."""
+    """(rank, node) as the backend will place them: survivors keep their ranks, spares fill the gaps.
+
+    Where there are too few nodes, survivors keep theirs all the same, and the others are at `NOWHERE`, which holds
+    nothing in memory: whatever node they come to, they can load what is on disk.
+    """
     pairs = [(rank.rank, rank.node) for rank in observation.ranks] or list(last_places)
     last = list(dict.fromkeys(node for _, node in sorted(pairs)))
     out = frozenset(excluded)
     usable = [node.name for node in observation.nodes if node.state in ("active", "spare") and node.name not in out]
     wanted = nodes or observation.nodes_wanted or len(last)
     chosen = choose_nodes(last, usable, wanted)
-    if chosen is None or not last:
-        return sorted(pairs)  # too few nodes: the start will say so
+    if not last:
+        return []
+    if chosen is None:
+        return sorted((rank, node if node in usable else NOWHERE) for rank, node in pairs)
     per_node = len(pairs) // len(last)
     return [(rank, chosen[rank // per_node]) for rank in range(per_node * wanted)]
 

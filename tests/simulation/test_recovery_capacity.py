@@ -4,10 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckpt_engine.manifest import StepRecord
+from ckpt_engine.status import AgreedStep, EngineStatus, ShardStatus, newest_agreed
 from ingest.clock import ManualClock
 from recovery.backend import StartRequest
 from recovery.backends.memory import MemoryBackend
-from recovery.calls import predicted_places
+from recovery.calls import NOWHERE, predicted_places
 from tests.recovery_world import JOB, QUICK, World, verdict
 
 AUTO = replace(QUICK.with_modes({"gpu_lost": "auto"}), capacity_seconds=30.0, quarantine_seconds=3600.0)
@@ -110,3 +112,20 @@ def test_where_the_ranks_of_a_smaller_attempt_go_is_foretold() -> None:
     backend.add_job(JOB, {"n0": 2, "n1": 2, "n2": 2}, nodes_wanted=3, nproc_per_node=2)
     seen = backend.start(StartRequest(JOB, 1, "t"))
     assert predicted_places(seen, ("n0",), (), 2) == [(0, "n2"), (1, "n2"), (2, "n1"), (3, "n1")]
+
+
+def test_a_rank_whose_new_place_is_unknown_is_not_taken_to_have_memory() -> None:
+    backend = MemoryBackend(ManualClock(0.0))
+    backend.add_job(JOB, {"n0": 2, "n1": 2}, nodes_wanted=2, nproc_per_node=2)
+    seen = backend.start(StartRequest(JOB, 1, "t"))
+    without = predicted_places(seen, ("n0",), ())
+    assert without == [(0, NOWHERE), (1, NOWHERE), (2, "n1"), (3, "n1")], "a replaced node holds what is on disk"
+    shards = [ShardStatus(rank, 20, 1, 4, "sealed", 1, True, durable=False) for rank in range(4)]
+    engines = [
+        EngineStatus(JOB, node, 1, tuple(held), (), 0, 0) for node, held in (("n0", shards[:2]), ("n1", shards[2:]))
+    ]
+    disk = [StepRecord(10, 1, 4, tuple(range(4)))]
+    assert newest_agreed(engines, disk, sorted((rank.rank, rank.node) for rank in seen.ranks)) == AgreedStep(
+        20, 1, "memory"
+    )
+    assert newest_agreed(engines, disk, without) == AgreedStep(10, 1, "disk")
