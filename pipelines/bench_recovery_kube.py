@@ -19,7 +19,7 @@ from pipelines.bench_recovery.outcome import Outcome, Task, Tell
 from pipelines.figures import Figure
 from pipelines.open_bus import own_command
 from pipelines.places import Places
-from pipelines.room_configs import policy_config
+from pipelines.policy_settings import policy_config
 from pipelines.run import RunOptions, register_job
 from pipelines.settings import Settings, load_settings
 from recovery.allocation import Allocation, AllocationView

@@ -13,7 +13,6 @@ from random import Random
 
 from ckpt_engine.admin import EngineAdmin
 from ckpt_engine.counters import gauge, merged
-from ckpt_engine.engine import Engine, EngineConfig
 from ckpt_engine.errors import CheckpointError, EngineUnavailable
 from ckpt_engine.event import EngineEvent
 from ckpt_engine.manifest import MANIFEST, StepRecord, complete_steps, rejection_of, step_folder
@@ -73,6 +72,8 @@ def serve_engine(places: Places, job: str, node: str, bus: Bus, settings: Settin
 
     `guardian` is the process that starts the next engine if this one falls; 0: nobody knows.
     """
+    from ckpt_engine.engine import Engine, EngineConfig  # recovery, which only asks engines, starts without it
+
     raise_open_files_max()
     spec, options = read_job(places, job)
     # The ring of a scheduler's job is of whoever is in the job's folder, in the order of their names.

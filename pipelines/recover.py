@@ -18,8 +18,8 @@ from pipelines.lease_keeper import LeaseKeeper
 from pipelines.notify.people import told_people
 from pipelines.own_process import tell
 from pipelines.places import Places
+from pipelines.policy_settings import policy_config
 from pipelines.proving import Proving
-from pipelines.room_configs import policy_config
 from pipelines.settings import Settings
 from recovery.action import RECOVERY_TYPES, Command
 from recovery.backend import BackendError

@@ -16,7 +16,7 @@ from recovery.lease import is_held
 
 SERVICES = ("record", "detect", "recover")
 READY_SECONDS_MAX = 180.0  # on a machine that is full, services at the lowest priority take long to import
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.1  # a service that fell is away no longer than it has to be
 
 
 class NotReady(StatedError):

@@ -36,7 +36,7 @@ def explain(
     from pipelines.explain import explain_from, lines_of
     from pipelines.ledger.shapes import NotInLedger
     from pipelines.places import Places
-    from pipelines.room_configs import policy_config
+    from pipelines.policy_settings import policy_config
 
     settings, now = settings_from(config, state_dir), SystemClock().now()
     explained = explain_from(Places.of(settings).recovery_store, incident_id, policy_config(settings), now)
@@ -108,8 +108,8 @@ def dry_run(settings: Settings, recording: Path | None, follow: bool, json_file:
     """Print what recovery would decide about all verdicts there are (and, `follow`, that come), and do nothing."""
     from pipelines.open_bus import open_bus
     from pipelines.own_process import stop_on_signal
+    from pipelines.policy_settings import policy_config
     from pipelines.rehearse import as_json, in_words, rehearse_bus, rehearse_recording
-    from pipelines.room_configs import policy_config
 
     policy, console = policy_config(settings), Console(highlight=False, markup=False)
     actions: list[Action] = []
