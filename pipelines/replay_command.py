@@ -105,7 +105,8 @@ def run_replay(wanted: Wanted, console: Console, progress_console: Console, cloc
         told = msgspec.json.encode([_facts(result) for result in results])
         wanted.json.write_bytes(msgspec.json.format(told, indent=2) + b"\n")
     if wanted.ledger is not None:
-        console.print(f"The ledger is in {wanted.ledger}; open it with: transom console --ledger {wanted.ledger}", soft_wrap=True)
+        opened = f"transom console --ledger {wanted.ledger}"
+        console.print(f"The ledger is in {wanted.ledger}; open it with: {opened}", soft_wrap=True)
     return results
 
 
