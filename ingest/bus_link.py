@@ -130,7 +130,8 @@ class BusLink:
         return []
 
     def close(self) -> None:
-        """Let go of the bus. May be called twice."""
+        """Let go of the bus and of the job's store. May be called twice."""
+        self._agreement.close()
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()

@@ -131,6 +131,10 @@ class Agreement:
                 self.over = True
                 logger.warning("transom: nothing is reported: the job's store was not to be had (%s)", error)
 
+    def close(self) -> None:
+        """Let go of the store while the interpreter lives: torch's threads must not outlast it."""
+        self._store, self.over = None, True
+
     def _enter(self, store: Store) -> None:
         self._wait_seconds = LOOK_SECONDS
         if self._question.rank == 0:

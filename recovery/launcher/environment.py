@@ -37,7 +37,16 @@ def environment_of(config: LauncherConfig, order: StartRanks, place: RankPlace) 
         "TRANSOM_TOKEN": order.token,
         "TRANSOM_RESUME_STEP": "" if order.resume_step is None else str(order.resume_step),
         "TRANSOM_ALLOW_INJECT": "1" if config.allow_inject else "0",
+        **_wandb(config, place.rank),
     }
+
+
+def _wandb(config: LauncherConfig, rank: int) -> dict[str, str]:
+    """One W&B run of each rank over all restarts; who has chosen an id keeps it."""
+    if config.base_env.get("WANDB_RUN_ID"):
+        return {}
+    run = config.job if rank == 0 else f"{config.job}-rank{rank}"
+    return {"WANDB_RUN_ID": run, "WANDB_RESUME": config.base_env.get("WANDB_RESUME") or "allow"}
 
 
 def cpus_of(rank: int, order: StartRanks, *, pin: bool) -> tuple[int, ...]:
