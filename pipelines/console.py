@@ -54,8 +54,14 @@ def plan_console(
     ledger_token_file: Path | None = None,
     open_to_others: bool = False,
     login_token_file: Path | None = None,
+    viewer_token_file: Path | None = None,
+    finished: Path | None = None,
+    rules: Path | None = None,
 ) -> ConsolePlan:
     """A console over the ledger at this address: a Unix socket's path, or an http:// URL with its token.
+
+    Or over the finished ledger in the folder `finished`. Whoever logs in with the viewer's token sees, and commands
+    nothing. `rules` is the folder of the user's log rules.
 
     Raises ConsoleRefused: Streamlit is missing, the port is taken, or the address is not this machine's alone
     and `open_to_others` and a file with a login token were not both given.
@@ -70,14 +76,20 @@ def plan_console(
             )
         if login_token_file is None:
             raise ConsoleRefused(f"a console on {settings.host} needs a login token: pass --token-file")
-    for file in (login_token_file, ledger_token_file):
+    if viewer_token_file is not None and login_token_file is None:
+        raise ConsoleRefused("a viewer's token needs an operator's beside it: pass --token-file too")
+    for file in (login_token_file, ledger_token_file, viewer_token_file):
         if file is not None:
             read_token(file)
     port = free_port(settings.host, settings.port)
     command = [sys.executable, "-P", "-m", "pipelines.console", "--ledger", str(ledger)]
     command += ["--host", settings.host, "--port", str(port)]
     command += ["--ledger-token-file", str(ledger_token_file)] if ledger_token_file is not None else []
-    command += ["--login-token-file", str(login_token_file)] if login_token_file is not None else []
+    given = {
+        "--login-token-file": login_token_file, "--viewer-token-file": viewer_token_file,
+        "--finished": finished.absolute() if finished is not None else None, "--rules": rules,
+    }  # fmt: skip
+    command += [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     return ConsolePlan(f"http://{shown}:{port}", settings.host, port, tuple(command))
 
@@ -87,7 +99,13 @@ def has_streamlit() -> bool:
 
 
 def console_plan(
-    settings: Settings, places: Places, *, open_to_others: bool = False, login_token_file: Path | None = None
+    settings: Settings,
+    places: Places,
+    *,
+    open_to_others: bool = False,
+    login_token_file: Path | None = None,
+    viewer_token_file: Path | None = None,
+    finished: Path | None = None,
 ) -> ConsolePlan:
     """The console of these settings, over the ledger's socket or its TCP address. Raises as `plan_console` does."""
     where = ledger_address(settings, places)
@@ -97,6 +115,9 @@ def console_plan(
         ledger_token_file=where.token_file,
         open_to_others=open_to_others,
         login_token_file=login_token_file,
+        viewer_token_file=viewer_token_file,
+        finished=finished,
+        rules=settings.detect.rules_dir,
     )
 
 
@@ -177,6 +198,9 @@ def child_environ(given: Mapping[str, str], arguments: argparse.Namespace) -> di
         "TRANSOM_API_SOCKET": "" if remote else arguments.ledger,
         "TRANSOM_API_TOKEN": read_token(arguments.ledger_token_file) if arguments.ledger_token_file else "",
         "TRANSOM_CONSOLE_TOKEN": read_token(arguments.login_token_file) if arguments.login_token_file else "",
+        "TRANSOM_CONSOLE_VIEWER_TOKEN": read_token(arguments.viewer_token_file) if arguments.viewer_token_file else "",
+        "TRANSOM_LEDGER_FOLDER": str(arguments.finished or ""),
+        "TRANSOM_RULES_FOLDER": str(arguments.rules or ""),
     }
     return {**given, **own}
 
@@ -188,7 +212,8 @@ def become_streamlit(words: Sequence[str]) -> NoReturn:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True, type=int)
     parser.add_argument("--ledger-token-file", type=Path)
-    parser.add_argument("--login-token-file", type=Path)
+    for flag in ("--login-token-file", "--viewer-token-file", "--finished", "--rules"):
+        parser.add_argument(flag, type=Path)
     arguments = parser.parse_args(words)
     environ = child_environ(os.environ, arguments)
     if not is_loopback(arguments.host) and not environ["TRANSOM_CONSOLE_TOKEN"]:

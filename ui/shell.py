@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Sequence
 from datetime import tzinfo
 from html import escape
@@ -14,6 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from ingest.clock import SystemClock
 from pipelines.ledger.shapes import Health, JobView, LedgerError, NotInLedger
+from ui.access import role_of, why_not
 from ui.markup import banner, empty
 from ui.source import Ledger, LedgerAway, address, connect
 from ui.views import stale_words
@@ -30,7 +30,7 @@ Choice = TypeVar("Choice", str, int)
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _ledger(socket: str, url: str) -> Ledger:
+def _ledger(socket: str, url: str, finished: str) -> Ledger:
     """One client for all sessions of this process; never a database connection."""
     return Ledger(connect(address()))
 
@@ -38,9 +38,16 @@ def _ledger(socket: str, url: str) -> Ledger:
 def ledger() -> Ledger:
     """The ledger that this console was started for. Raises LedgerAway where none was named, or nobody logged in."""
     where = address()
-    if where.login_token and not st.session_state.get("let_in"):
+    if where.login_token and not st.session_state.get("role"):
         raise LedgerAway("This console asks for a token first: open its front page.")
-    return _ledger(where.socket, where.url)
+    return _ledger(where.socket, where.url, where.finished)
+
+
+def refusal() -> str:
+    """Why this session may not send commands; empty where it may."""
+    where = address()
+    role = st.session_state.get("role")
+    return why_not(finished=bool(where.finished), login=bool(where.login_token), role=role)
 
 
 def zone() -> tzinfo | None:
@@ -119,14 +126,26 @@ def url_choice(
     return name
 
 
-def login_needed(token: str) -> bool:
+def job_choice(source: Ledger) -> str:
+    """The job that a page is about, kept in the URL; empty, and said so, where there is none. Raises LedgerAway."""
+    order = sorted(source.jobs(), key=lambda row: (row.state != "running", -(row.started_at or 0.0)))
+    if not order:
+        st.html(empty("No job yet", "The ledger has not heard of any job.", "transom demo"))
+        return ""
+    left, _ = st.columns([1, 3])
+    with left:
+        return url_choice("Job", [row.job for row in order], key="job")
+
+
+def login_needed(token: str, viewer_token: str = "") -> bool:
     """Ask for the token where others can reach the console; True while it has not been given."""
-    if not token or st.session_state.get("let_in"):
+    if not token or st.session_state.get("role"):
         return False
     st.title("Transom console")
     given = st.text_input("Token", type="password", help="The token that `transom console` was started with.")
-    if given and hmac.compare_digest(given.encode(), token.encode()):
-        st.session_state["let_in"] = True
+    role = role_of(given, token, viewer_token) if given else None
+    if role is not None:
+        st.session_state["role"] = role
         st.rerun()
     if given:
         CLOCK.sleep(WRONG_TOKEN_SECONDS)
@@ -138,10 +157,11 @@ def refreshed(draw: Callable[[Ledger, float], None], *, live: bool, seconds: flo
     """Draw a page's changing part, again and again while `live`; trouble is a sentence, no traceback."""
 
     def once() -> None:
-        now = CLOCK.now()
         top = st.container()
         try:
             source = ledger()
+            # A finished ledger's clock stands where its newest message was.
+            now = source.health().data_at if address().finished else CLOCK.now()
             draw(source, now)
             text = stale_words(*_state(source), now, source.away)
         except LedgerAway as error:
@@ -150,7 +170,7 @@ def refreshed(draw: Callable[[Ledger, float], None], *, live: bool, seconds: flo
         if text is not None:
             top.html(banner(text))
 
-    st.fragment(once, run_every=seconds if live else None)()
+    st.fragment(once, run_every=seconds if live and not address().finished else None)()
 
 
 def _state(source: Ledger) -> tuple[Health | None, tuple[JobView, ...]]:
@@ -161,7 +181,11 @@ def _state(source: Ledger) -> tuple[Health | None, tuple[JobView, ...]]:
 
 
 def tell(send: Callable[[], str], done: str) -> None:
-    """Send a command and say what became of it."""
+    """Send a command and say what became of it; a session that may not command sends nothing."""
+    why = refusal()
+    if why:
+        st.error(why)
+        return
     try:
         send()
     except (LedgerError, NotInLedger) as error:

@@ -22,6 +22,8 @@ from pipelines.ledger.shapes import (
     LedgerReader,
     LogRow,
     NotInLedger,
+    Row,
+    RowTable,
     Series,
 )
 from ui.views import Start, onset
@@ -30,10 +32,14 @@ SOCKET_VARIABLE = "TRANSOM_API_SOCKET"
 URL_VARIABLE = "TRANSOM_API_URL"
 TOKEN_VARIABLE = "TRANSOM_API_TOKEN"
 CONSOLE_TOKEN_VARIABLE = "TRANSOM_CONSOLE_TOKEN"
+VIEWER_TOKEN_VARIABLE = "TRANSOM_CONSOLE_VIEWER_TOKEN"
+FINISHED_VARIABLE = "TRANSOM_LEDGER_FOLDER"
+RULES_VARIABLE = "TRANSOM_RULES_FOLDER"
 ANSWERS_MAX = 64  # last good answers kept for when the ledger is away
 INCIDENTS_MAX = 500
 LOG_LINES_MAX = 200
 EVENTS_MAX = 1_000
+AUDIT_ROWS_MAX = 500  # of each kind
 BUCKETS_MAX = 400
 BUCKETS_MIN = 40
 SAMPLES_MAX = 40_000  # of one chart's question: with many ranks each gets fewer buckets
@@ -49,12 +55,16 @@ class LedgerAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the record service answers (a Unix socket, or a URL with its token); the console's own token."""
+    """Where the record service answers (a Unix socket, or a URL with its token), or the folder of a finished ledger;
+    the console's own tokens: an operator's, and a viewer's; where the user's log rules lie."""
 
     socket: str = ""
     url: str = ""
     token: str = ""
     login_token: str = ""
+    viewer_token: str = ""
+    finished: str = ""
+    rules: str = ""
 
 
 def address() -> Address:
@@ -64,11 +74,21 @@ def address() -> Address:
         url=os.environ.get(URL_VARIABLE, ""),
         token=os.environ.get(TOKEN_VARIABLE, ""),
         login_token=os.environ.get(CONSOLE_TOKEN_VARIABLE, ""),
+        viewer_token=os.environ.get(VIEWER_TOKEN_VARIABLE, ""),
+        finished=os.environ.get(FINISHED_VARIABLE, ""),
+        rules=os.environ.get(RULES_VARIABLE, ""),
     )
 
 
 def connect(where: Address) -> LedgerReader:
-    """A reader for that address. Raises LedgerAway where no address was given."""
+    """A reader for that address. Raises LedgerAway where no address was given or the file cannot be read."""
+    if where.finished:
+        from pipelines.ledger.finished import open_finished  # needs DuckDB, which a console over the API does not
+
+        try:
+            return open_finished(Path(where.finished))
+        except LedgerError as error:
+            raise LedgerAway(str(error)) from error
     if where.socket:
         return LedgerClient(Path(where.socket))
     if where.url:
@@ -144,6 +164,14 @@ class Ledger:
                 nodes = tuple(sorted({place.node for place in message.places}))
                 starts[message.attempt] = Start(message.attempt, message.at, message.resume_step, nodes)
         return tuple(starts[attempt] for attempt in sorted(starts))
+
+    def told(self, table: RowTable, job: str) -> tuple[Row, ...]:
+        """The newest rows of one list of a job, oldest first."""
+        return self._ask(("rows", table, job), lambda: self._reader.rows(table, job=job, limit=AUDIT_ROWS_MAX)).rows
+
+    def checkpoints(self, job: str) -> tuple[Row, ...]:
+        """The newest checkpoint events of a job, oldest first."""
+        return self._ask(("checkpoints", job), lambda: self._reader.rows("checkpoints", job=job, limit=EVENTS_MAX)).rows
 
     def first_step_at(self, job: str, start: Start) -> float | None:
         """When an attempt finished its first step; None while it has not. Found once, remembered."""

@@ -36,6 +36,7 @@ NEWEST_INCIDENTS_MAX = 6
 LOG_BEFORE_SECONDS = 10.0
 LOG_LINES_BEFORE_MAX = 8  # shown before the onset, so that the onset is in sight
 LOG_AFTER_SECONDS = 12.0
+BUNDLE_SECONDS = 60.0  # of series before the onset and after the end
 ERROR_LINE = re.compile(
     r"error|exception|traceback|fatal|\bxid\b|abort|killed|sig(?:kill|segv|bus)|\bnan\b|out of memory"
     r"|watchdog|panic|timed? ?out",

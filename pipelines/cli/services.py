@@ -150,13 +150,25 @@ def console(
     port: Annotated[int | None, typer.Option(help="Port (default: console.port); 0: any free one.")] = None,
     open_to_others: OpenToOthers = False,
     token_file: TokenFile = None,
+    viewer_token_file: Annotated[
+        Path | None, typer.Option("--viewer-token-file", help="File with a token for those who only look.")
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", help="A finished ledger (`transom replay --ledger`), read-only.", file_okay=False),
+    ] = None,
 ) -> None:
     """The web console over the ledger that `transom record` serves; for this machine only, unless you say otherwise."""
-    from pipelines.console import console_plan
+    from pipelines.console import ConsoleRefused, console_plan
     from pipelines.places import Places
 
     settings = settings_from(config, state_dir, console=None if port is None else {"port": port})
-    plan = console_plan(settings, Places.of(settings), open_to_others=open_to_others, login_token_file=token_file)
+    if ledger is not None and not (ledger / "ledger.duckdb").is_file():
+        raise ConsoleRefused(f"there is no ledger in {ledger}; make one with: transom replay RUN --ledger {ledger}")
+    plan = console_plan(
+        settings, Places.of(settings), open_to_others=open_to_others, login_token_file=token_file,
+        viewer_token_file=viewer_token_file, finished=ledger,
+    )  # fmt: skip
     typer.echo(plan.url)
     sys.stdout.flush()
     os.execv(plan.command[0], plan.command)

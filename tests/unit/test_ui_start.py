@@ -21,6 +21,7 @@ TOKEN = "0123456789abcdef"
 
 def arguments(**given: object) -> argparse.Namespace:
     base = {"ledger": "/s", "host": "127.0.0.1", "port": 1, "ledger_token_file": None, "login_token_file": None}
+    base |= dict.fromkeys(("viewer_token_file", "finished", "rules"))
     return argparse.Namespace(**base | given)
 
 
@@ -155,3 +156,25 @@ def test_a_ledger_on_tcp_without_a_token_is_refused(tmp_path: Path) -> None:
     settings = Settings(state_dir=tmp_path / "state", record=RecordSettings(host="10.0.0.5"))
     with pytest.raises(SettingsError, match=r"needs record\.token_file"):
         ledger_address(settings, Places.of(settings))
+
+
+def test_a_viewers_token_alone_is_refused_and_beside_the_operators_it_stands_in_no_command_line(
+    tmp_path: Path, token_file: Path
+) -> None:
+    viewer = tmp_path / "viewer"
+    viewer.write_text("viewer-0123456789abcdef")
+    with pytest.raises(ConsoleRefused, match="operator's"):
+        plan_console(ConsoleSettings(port=0), tmp_path, viewer_token_file=viewer)
+    plan = plan_console(ConsoleSettings(port=0), tmp_path, login_token_file=token_file, viewer_token_file=viewer)
+    assert str(viewer) in plan.command
+    assert "viewer-0123456789abcdef" not in " ".join(plan.command)
+    environ = child_environ({}, arguments(login_token_file=token_file, viewer_token_file=viewer))
+    assert environ["TRANSOM_CONSOLE_VIEWER_TOKEN"] == "viewer-0123456789abcdef"
+
+
+def test_a_finished_ledgers_folder_reaches_the_console(tmp_path: Path) -> None:
+    plan = plan_console(ConsoleSettings(port=0), "", finished=tmp_path, rules=tmp_path / "rules")
+    assert plan.command[plan.command.index("--finished") + 1] == str(tmp_path)
+    environ = child_environ({}, arguments(finished=tmp_path, rules=tmp_path / "rules"))
+    assert environ["TRANSOM_LEDGER_FOLDER"] == str(tmp_path)
+    assert environ["TRANSOM_RULES_FOLDER"] == str(tmp_path / "rules")

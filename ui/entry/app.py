@@ -19,8 +19,13 @@ PAGES = [
     st.Page(shell.PAGES / "overview.py", title="Overview", icon=":material/space_dashboard:", default=True),
     st.Page(shell.PAGES / "incidents.py", title="Incidents", icon=":material/warning:", url_path="incidents"),
     st.Page(shell.PAGES / "job.py", title="Job", icon=":material/monitoring:", url_path="job"),
+    st.Page(shell.PAGES / "recovery.py", title="Recovery", icon=":material/restart_alt:", url_path="recovery"),
+    st.Page(shell.PAGES / "checkpoints.py", title="Checkpoints", icon=":material/save:", url_path="checkpoints"),
+    st.Page(shell.PAGES / "health.py", title="Pipeline", icon=":material/monitor_heart:", url_path="health"),
+    st.Page(shell.PAGES / "rules.py", title="Rules", icon=":material/rule:", url_path="rules"),
     st.Page(shell.PAGES / "incident.py", title="Incident", url_path="incident", visibility="hidden"),
 ]
-if shell.login_needed(address().login_token):
+where = address()
+if shell.login_needed(where.login_token, where.viewer_token):
     st.stop()
 st.navigation(PAGES, position="top").run()

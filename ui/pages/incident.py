@@ -7,8 +7,8 @@ from functools import partial
 import streamlit as st
 from msgspec.structs import replace
 
-from pipelines.ledger.shapes import CommandRequest, IncidentStory, NotInLedger
-from ui import charts, markup, shell, timeline, views
+from pipelines.ledger.shapes import CommandRequest, IncidentStory, NotInLedger, Series
+from ui import bundle, charts, deviations, markup, reasons, shell, timeline, views
 from ui.source import Ledger, LedgerAway
 from ui.words import metric_words
 
@@ -29,12 +29,16 @@ def draw(source: Ledger, now: float, incident_id: str) -> None:
     st.html(markup.timeline_strip(moments, shell.zone(), now, going_on=row.status == "open"))
     left, right = st.columns([2.05, 1], gap="medium")
     with left:
-        _series(source, story, moments, now)
+        series = _series(source, story, moments, now)
     with right:
         shell.heading("Who")
         st.html(markup.culprit_list(row))
         shell.heading("What was done")
         st.html(markup.facts_list(views.facts(row, story.actions)))
+    if series is not None:
+        _ranks(story, series)
+    shell.heading("Why: what each detector said")
+    st.html(markup.table(reasons.HEADS, reasons.rows(story), "Revisions of the verdict, with who said so and why"))
     shell.heading("What we saw")
     evidence = views.evidence_rows(story)
     if evidence:
@@ -63,14 +67,14 @@ def moments_of(source: Ledger, story: IncidentStory) -> tuple[timeline.Moment, .
     return timeline.timeline(story, starts, first)
 
 
-def _series(source: Ledger, story: IncidentStory, moments: tuple[timeline.Moment, ...], now: float) -> None:
+def _series(source: Ledger, story: IncidentStory, moments: tuple[timeline.Moment, ...], now: float) -> Series | None:
     row = story.incident
     metric, ranks = choices(source, story)
     start, end = timeline.chart_window(row, moments, now)
     series = source.series(row.job, metric, place=row.incident_id, start=start, end=end)
     if not any(series.ranks.values()):
         st.html(markup.empty("No samples here", f"No rank reported {metric} around the onset; choose another metric."))
-        return
+        return None
     culprits = views.culprit_ranks(row, series)
     marks = [mark for mark in timeline.restart_marks(source.starts(row.job)) if start <= mark.at <= end]
     st.echarts_chart(
@@ -87,6 +91,52 @@ def _series(source: Ledger, story: IncidentStory, moments: tuple[timeline.Moment
         key="series",
         alt=charts.chart_words(series, culprits),
     )
+    return series
+
+
+def _ranks(story: IncidentStory, series: Series) -> None:
+    """Who stands out, and when: the picture, and beside it the same in numbers."""
+    grid = deviations.grid_of(series)
+    if grid is None:
+        return
+    culprits = views.culprit_ranks(story.incident, series)
+    found = deviations.deviations(grid)
+    shown = deviations.shown_ranks(found, culprits)
+    left, right = st.columns([1.5, 1], gap="medium")
+    with left:
+        shell.heading(f"Ranks by time · {metric_words(series.metric)}")
+        st.echarts_chart(
+            deviations.heatmap(series, grid, shown),
+            height=min(460, 110 + 22 * len(shown)),
+            key="heatmap",
+            alt=deviations.heatmap_words(series, found, len(shown)),
+        )
+        if len(shown) < len(found):
+            st.caption(f"The {len(shown)} ranks that stand out most, of {len(found)}.")
+    with right:
+        shell.heading("Ranks that stand out")
+        rows = deviations.table_rows(series, found, culprits)
+        st.html(markup.table(deviations.HEADS, rows, "Ranks farthest from their peers"))
+
+
+def export(source: Ledger, story: IncidentStory) -> None:
+    """The incident as a zip; it is made when somebody asks for it."""
+    row = story.incident
+    began = views.onset(row)
+
+    def made() -> bytes:
+        metric = views.evidence_metrics(story)[0]
+        series = source.series(
+            row.job, metric, place=f"bundle {row.incident_id}", start=began - views.BUNDLE_SECONDS,
+            end=(row.closed_at or shell.CLOCK.now()) + views.BUNDLE_SECONDS,
+        )  # fmt: skip
+        lines = source.logs(row.job, None, began - views.LOG_BEFORE_SECONDS, began + views.LOG_AFTER_SECONDS)
+        return bundle.bundle(story, series, lines)
+
+    st.download_button(
+        "Export", made, file_name=bundle.file_name(row.incident_id), mime="application/zip", key="export",
+        icon=":material/download:", on_click="ignore", width="stretch", help="Story, series and log as a zip",
+    )  # fmt: skip
 
 
 def _log(source: Ledger, story: IncidentStory) -> None:
@@ -125,6 +175,9 @@ def respond(source: Ledger, story: IncidentStory) -> None:
     row = story.incident
     with st.popover("Respond", icon=":material/edit_note:", width="stretch"):
         author = st.text_input("Your name", key="author", persist_state="session", max_chars=80) or ""
+        why = shell.refusal()
+        if why:
+            st.info(why)
         note = st.text_area("Note", key="note", max_chars=2_000, height=90) or ""
         request = CommandRequest(verb="acknowledge", incident_id=row.incident_id, job=row.job, author=author, note=note)
         plan = replace(request, plan_hash=row.action.plan_hash if row.action is not None else "")
@@ -134,11 +187,11 @@ def respond(source: Ledger, story: IncidentStory) -> None:
             buttons.append(("approve", f"Approve: {verb}", replace(plan, verb="approve")))
             buttons.append(("reject", f"Reject: {verb}", replace(plan, verb="reject")))
         for key, label, command in buttons:
-            if st.button(label, key=key, disabled=not author, width="stretch"):
+            if st.button(label, key=key, disabled=not author or bool(why), width="stretch"):
                 shell.tell(partial(source.command, command), f"{label}: written down.")
         st.caption("Was the verdict right?")
         for value, label in FEEDBACK.items():
-            if st.button(label, key=f"feedback-{value}", disabled=not author, width="stretch"):
+            if st.button(label, key=f"feedback-{value}", disabled=not author or bool(why), width="stretch"):
                 command = replace(request, verb="feedback", feedback=value)
                 shell.tell(partial(source.command, command), "Thank you, written down.")
         if not author:
@@ -147,7 +200,7 @@ def respond(source: Ledger, story: IncidentStory) -> None:
 
 def page() -> None:
     incident_id = st.query_params.get("id", "")
-    crumb, act, toggle = st.columns([5, 1.1, 0.9], vertical_alignment="center")
+    crumb, out, act, toggle = st.columns([4, 1, 1.1, 0.9], vertical_alignment="center")
     crumb.page_link(str(shell.PAGES / "incidents.py"), label="Incidents", icon=":material/arrow_back:")
     live = shell.live_toggle(toggle)
     if not incident_id:
@@ -158,6 +211,8 @@ def page() -> None:
         source = shell.ledger()
         story = source.story(incident_id)
         closed = story.incident.status == "closed"
+        with out:
+            export(source, story)
         with act:
             respond(source, story)
     except (LedgerAway, NotInLedger):

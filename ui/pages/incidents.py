@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import streamlit as st
+from msgspec.structs import replace
 
 from pipelines.ledger.shapes import CommandRequest, IncidentView
-from ui import markup, shell, views
+from ui import lane_chart, markup, shell, views
 from ui.source import Ledger, LedgerAway
 from ui.words import SEVERITIES, SEVERITY_MARKS, class_words, severity_words
 
 ROWS_SHOWN_MAX = 14
+SELECTED_MAX = 50  # kept in the URL
+MUTES = {"1 h": 3_600.0, "4 h": 14_400.0, "1 day": 86_400.0}
 COLOURS = {"critical": "red", "error": "orange", "warning": "yellow", "info": "blue"}
 
 
@@ -47,18 +51,18 @@ def table(source: Ledger, now: float, chosen: views.Filters) -> None:
     if not rows:
         st.html(markup.empty("Nothing passes these filters", f"{len(everything)} incidents are there; clear a filter."))
         return
-    wanted = st.query_params.get("selected", "")
+    wanted = st.query_params.get_all("selected")
     ids = [row.incident_id for row in rows]
     # A table's selection is by row number: a new incident above would move it. So the widget is a new one
     # whenever the rows change, and takes its selection from the id in the URL.
     key = "incidents-" + hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
-    at = [ids.index(wanted)] if wanted in ids else []
+    at = sorted(ids.index(name) for name in wanted if name in ids)
     state = st.dataframe(
         views.incidents_table(rows, now),
         key=key,
         hide_index=True,
         on_select="rerun",
-        selection_mode="single-row",
+        selection_mode="multi-row",
         selection_default={"selection": {"rows": at}},
         height="content" if len(rows) <= ROWS_SHOWN_MAX else 38 + 35 * ROWS_SHOWN_MAX,
         column_config={
@@ -73,26 +77,68 @@ def table(source: Ledger, now: float, chosen: views.Filters) -> None:
         alt="Incidents with severity, class, culprit, what happened, onset, state and what was done",
     )  # fmt: skip
     picked = state["selection"]["rows"]
-    selected = rows[picked[0]] if picked and picked[0] < len(rows) else None
-    remember(selected.incident_id if selected else "")
+    selected = [rows[place] for place in picked if place < len(rows)]
+    remember([row.incident_id for row in selected])
     counts = " · ".join(
         f"{SEVERITY_MARKS[name]} {sum(1 for row in rows if row.severity == name)} {name}" for name in SEVERITIES
     )
     st.caption(f"{len(rows)} of {len(everything)} incidents · {counts}")
-    if selected is None:
-        st.caption("Select a row to see it, acknowledge it or open it.")
+    if not selected:
+        st.caption("Select a row to see it, acknowledge it, mute it or open it; several, to do so with all of them.")
+    elif len(selected) == 1:
+        preview(source, selected[0], now)
     else:
-        preview(source, selected, now)
+        with st.container(border=True):
+            st.markdown(f"**{len(selected)} incidents are selected**")
+            act(source, selected)
 
 
-def remember(incident_id: str) -> None:
-    """Keep the selected id in the URL, through refreshes and reloads."""
-    if incident_id == st.query_params.get("selected", ""):
+def lanes(source: Ledger, now: float, chosen: views.Filters) -> None:
+    """When it happened: a lane for each job."""
+    rows = views.narrowed(source.incidents(), chosen)
+    if len(rows) > 1:
+        st.echarts_chart(
+            lane_chart.lanes(rows, now), height=lane_chart.height(rows), key="lanes", alt=lane_chart.lane_words(rows)
+        )
+
+
+def remember(incident_ids: Sequence[str]) -> None:
+    """Keep the selected ids in the URL, through refreshes and reloads."""
+    names = list(incident_ids)[:SELECTED_MAX]
+    if names == st.query_params.get_all("selected"):
         return
-    if incident_id:
-        st.query_params["selected"] = incident_id
+    if names:
+        st.query_params["selected"] = names
     else:
         st.query_params.pop("selected", None)
+
+
+def act(source: Ledger, rows: Sequence[IncidentView]) -> None:
+    """Acknowledge or mute all of these."""
+    author = st.text_input("Your name", key="author", persist_state="session", max_chars=80) or ""
+    first, second, third = st.columns([1.3, 1, 1], vertical_alignment="bottom")
+    dead = not author or bool(shell.refusal())
+    fresh = [row for row in rows if not row.acknowledged_by]
+    many = f" {len(rows)}" if len(rows) > 1 else ""
+    if first.button(f"Acknowledge{many}", key="acknowledge", disabled=dead or not fresh, icon=":material/check:"):
+        send(source, fresh, CommandRequest(verb="acknowledge", author=author), "Acknowledged.")
+    span = second.selectbox("for", list(MUTES), key="mute_for", label_visibility="collapsed") or next(iter(MUTES))
+    if third.button(f"Mute{many}", key="mute", disabled=dead, icon=":material/notifications_off:"):
+        until = shell.CLOCK.now() + MUTES[span]
+        send(source, rows, CommandRequest(verb="mute", author=author, until=until), f"Muted for {span}.")
+    if shell.refusal():
+        st.caption(shell.refusal())
+
+
+def send(source: Ledger, rows: Sequence[IncidentView], request: CommandRequest, done: str) -> None:
+    """The same command about each of them; what was refused is said."""
+
+    def each() -> str:
+        for row in rows:
+            source.command(replace(request, incident_id=row.incident_id, job=row.job))
+        return ""
+
+    shell.tell(each, done)
 
 
 def preview(source: Ledger, row: IncidentView, now: float) -> None:
@@ -108,16 +154,16 @@ def preview(source: Ledger, row: IncidentView, now: float) -> None:
         )
         with right:
             st.html(markup.facts_list(views.facts(row)))
-            if not row.acknowledged_by:
-                name, button = st.columns([1.4, 1], vertical_alignment="bottom")
-                author = name.text_input("Your name", key="author", persist_state="session", max_chars=80)
-                if button.button("Acknowledge", key="acknowledge", disabled=not author, icon=":material/check:"):
-                    request = CommandRequest(
-                        verb="acknowledge", incident_id=row.incident_id, job=row.job, author=author or ""
-                    )
-                    shell.tell(lambda: source.command(request), "Acknowledged.")
+            act(source, [row])
 
 
 live = shell.top_bar("Incidents")
 chosen = filters()
-shell.refreshed(lambda source, now: table(source, now, chosen), live=live)
+
+
+def draw(source: Ledger, now: float) -> None:
+    table(source, now, chosen)
+    lanes(source, now, chosen)
+
+
+shell.refreshed(draw, live=live)
