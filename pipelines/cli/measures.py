@@ -6,6 +6,7 @@ import typer
 
 from pipelines.cli.bench_ckpt import ckpt
 from pipelines.cli.bench_e2e import e2e
+from pipelines.cli.bench_ledger import api, ledger
 from pipelines.cli.bench_recovery import recovery
 from pipelines.cli.bench_replay import replay
 from pipelines.cli.options import JsonFile
@@ -41,3 +42,5 @@ bench.command("ckpt")(ckpt)
 bench.command("recovery")(recovery)
 bench.command("e2e")(e2e)
 bench.command("replay")(replay)
+bench.command("ledger")(ledger)
+bench.command("api")(api)

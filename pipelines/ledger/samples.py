@@ -35,33 +35,34 @@ WITH sample AS (
 )
 """
 _SPAN = """
-SELECT min(low), max(high), count(*), max(amount) FROM (
-  SELECT rank, place, min(event_at) AS low, max(event_at) AS high, count(*) AS amount FROM sample GROUP BY rank, place)
+SELECT min(low), max(high), count(*), max(amount), sum(odd) FROM (
+  SELECT rank, place, min(event_at) AS low, max(event_at) AS high, count(*) AS amount,
+    count_if(NOT isfinite(value)) AS odd
+  FROM sample GROUP BY rank, place)
 """
 _RAW = "SELECT rank, place, step, event_at, value FROM point ORDER BY rank, place, event_at, step"
 _THINNED = """
 , bucketed AS (
-  SELECT *, least(CAST(floor((event_at - $low) / $width) AS BIGINT), $buckets - 1) AS bucket FROM point
+  SELECT *, CASE WHEN isfinite(value) THEN value END AS finite,
+    least(CAST(floor((event_at - $low) / $width) AS BIGINT), $buckets - 1) AS bucket
+  FROM point
 ), extreme AS (
-  SELECT rank, place,
-    arg_min(step, value) FILTER (isfinite(value)) AS low_step,
-    arg_min(event_at, value) FILTER (isfinite(value)) AS low_at, min(value) FILTER (isfinite(value)) AS low,
-    arg_max(step, value) FILTER (isfinite(value)) AS high_step,
-    arg_max(event_at, value) FILTER (isfinite(value)) AS high_at, max(value) FILTER (isfinite(value)) AS high,
-    arg_min(step, event_at) FILTER (NOT isfinite(value)) AS odd_step,
-    min(event_at) FILTER (NOT isfinite(value)) AS odd_at,
-    arg_min(value, event_at) FILTER (NOT isfinite(value)) AS odd
+  SELECT rank, place, min(finite) AS low, max(finite) AS high,
+    arg_min(step, finite) AS low_step, arg_min(event_at, finite) AS low_at,
+    arg_max(step, finite) AS high_step, arg_max(event_at, finite) AS high_at
   FROM bucketed GROUP BY rank, place, bucket
 )
 SELECT rank, place, step, event_at, value FROM (
   SELECT rank, place, low_step AS step, low_at AS event_at, low AS value FROM extreme WHERE low_at IS NOT NULL
   UNION ALL
   SELECT rank, place, high_step, high_at, high FROM extreme
-  WHERE high_at IS NOT NULL AND (high_at <> low_at OR high_step <> low_step)
-  UNION ALL
-  SELECT rank, place, odd_step, odd_at, odd FROM extreme WHERE odd_at IS NOT NULL)
+  WHERE high_at IS NOT NULL AND (high_at <> low_at OR high_step <> low_step){odd})
 ORDER BY rank, place, event_at, step
 """
+_ODD = """
+  UNION ALL
+  SELECT rank, place, arg_min(step, event_at), min(event_at), arg_min(value, event_at)
+  FROM bucketed WHERE finite IS NULL GROUP BY rank, place, bucket"""  # asked only where there are any
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,14 @@ def series_table(cursor: duckdb.DuckDBPyConnection, held: Held, folder: str, que
     """
     source, parameters = _source(cursor, held, folder, question)
     points = _POINTS.format(source=source)
-    ((low, high, ranks, most),) = cursor.execute(points + _SPAN, parameters).fetchall()
+    ((low, high, ranks, most, odd),) = cursor.execute(points + _SPAN, parameters).fetchall()
     buckets = question.buckets
     if ranks:
         buckets = min(buckets, max(BUCKETS_MIN, POINTS_MAX // (2 * ranks)))
     if most is None or most <= 2 * buckets:
         return cursor.sql(points + _RAW, params=parameters).to_arrow_table()
     parameters |= {"low": low, "width": max((high - low) / buckets, 1e-9), "buckets": buckets}
-    return cursor.sql(points + _THINNED, params=parameters).to_arrow_table()
+    return cursor.sql(points + _THINNED.format(odd=_ODD if odd else ""), params=parameters).to_arrow_table()
 
 
 def raw_table(
