@@ -1,4 +1,5 @@
-"""A real checkpoint engine in a process of its own, as `transom ckpt serve` runs it, for measurements."""
+"""A real checkpoint engine in a process and a session of its own, as `transom ckpt serve` runs it: at the lowest
+priority, for measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 from ckpt_engine.admin import EngineAdmin
 from ckpt_engine.engine import Engine, EngineConfig
 from ckpt_engine.event import EngineEvent
-from pipelines.own_process import PARENT_VARIABLE, go_with_parent
+from pipelines.own_process import PARENT_VARIABLE, go_with_parent, step_back
 
 JOB, NODE = "bench", "n0"
 END_SECONDS_MAX = 90.0
@@ -29,7 +30,9 @@ class EngineProcess:
         command = [sys.executable, "-P", "-m", "pipelines.bench_ckpt.engine_process"]
         paths = [str(self.socket), str(self.directory), str(self.log)]
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
-        self.process = subprocess.Popen([*command, *paths, node], stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            [*command, *paths, node], stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
             self.end(signal.SIGKILL)
@@ -74,6 +77,7 @@ class EngineProcess:
 
 def _serve(socket: str, directory: str, log: str, node: str) -> None:
     go_with_parent(os.environ)
+    step_back()
     with Path(log).open("a", buffering=1, encoding="utf-8") as file:
 
         def tell(event: EngineEvent) -> None:
