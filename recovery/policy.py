@@ -85,7 +85,11 @@ def strengthen(
 def stale_effects(verdict: Verdict, config: PolicyConfig) -> tuple[tuple[str, ...], int | None]:
     """What a verdict about an older attempt may still do: exclude nodes, reject checkpoints."""
     row = config.row(verdict.fault_class)
-    if verdict.restarts_by or row.mode != "auto" or effective_verb(verdict, config) not in ("restart", "exclude_and_restart"):
+    if (
+        verdict.restarts_by
+        or row.mode != "auto"
+        or effective_verb(verdict, config) not in ("restart", "exclude_and_restart")
+    ):
         return (), None
     return nodes_to_exclude((verdict,), config, ("auto",), None), first_bad(verdict, config)
 

@@ -225,7 +225,7 @@ def test_a_command_to_a_job_needs_no_incident(house: House, verb: str) -> None:
         ({"verb": "unexclude", "job": JOB}, 422, "node"),
         ({"unknown": 1}, 422, "unknown"),
         ({"note": "n" * 5_000}, 422, "shorten"),
-        ({"note": "n" * 70_000}, 413, "at most"),
+        ({"note": "n" * 140_000}, 413, "at most"),
         ({"author": 7}, 422, "author"),
     ],
 )
