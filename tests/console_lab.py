@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from ingest.clock import Clock, SystemClock
 from ingest.codec import Codec
@@ -102,6 +102,7 @@ def console_lab(folder: Path, sockets: Path) -> Iterator[ConsoleLab]:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """The system's Chromium; nothing is downloaded."""
+    expect.set_options(timeout=PATIENCE_SECONDS * 1000.0)  # the default of 5 s is shorter than a busy machine's page
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(program("chromium")), args=["--no-sandbox"])
         try:

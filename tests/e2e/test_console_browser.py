@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -130,6 +132,64 @@ def test_a_new_incident_appears_by_itself_and_the_selection_stays(
     expect(page.get_by_text(re.compile("6 of 6 incidents"))).to_be_visible(timeout=PATIENCE)
     expect(page.locator(".t-sentence")).to_contain_text("Rank 3 on node-1 is stopped")
     assert query(page)["selected"] == [HANG]
+
+
+def test_feedback_reaches_the_ledger(lab: ConsoleLab, page: Page) -> None:
+    page.goto(f"{lab.url}/incident?id={HANG.replace('/', '%2F')}")
+    settled(page)
+    page.get_by_role("button", name="Respond").click()
+    page.get_by_label("Your name").fill("mira")
+    page.get_by_label("Your name").press("Enter")
+    page.get_by_role("button", name="No, a false alarm").click()
+    expect(page.get_by_text("verdict judged: false positive")).to_be_visible(timeout=PATIENCE)
+    assert lab.ledger.incident(HANG).incident.feedback == "false_positive"
+
+
+def test_a_job_is_held_from_the_recovery_page_once_its_name_was_typed(lab: ConsoleLab, page: Page) -> None:
+    page.goto(f"{lab.url}/recovery")
+    expect(page.get_by_text("result: done").first).to_be_visible(timeout=PATIENCE)
+    page.get_by_role("button", name="Command the job").click()
+    page.get_by_label("Your name").fill("mira")
+    page.get_by_label("Your name").press("Enter")
+    page.get_by_label(f"Type {JOB} to confirm").fill(JOB)
+    page.get_by_label(f"Type {JOB} to confirm").press("Enter")
+    page.get_by_role("button", name="Hold", exact=True).click()
+    expect(page.get_by_text("person: hold")).to_be_visible(timeout=PATIENCE)
+    held = [row.message for row in lab.ledger.rows("commands").rows if row.message.verb == "hold"]
+    assert [(command.job, command.author) for command in held] == [(JOB, "mira")]
+
+
+def test_the_export_is_a_zip_of_the_incident(lab: ConsoleLab, page: Page) -> None:
+    page.goto(f"{lab.url}/incident?id={HANG.replace('/', '%2F')}")
+    settled(page)
+    with page.expect_download(timeout=PATIENCE) as waiting:
+        page.get_by_role("button", name="Export").click()
+    with zipfile.ZipFile(waiting.value.path()) as archive:
+        assert msgspec.json.decode(archive.read("incident.json"))["incident"]["incident_id"] == HANG
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_is_drawn_in_both_modes(lab: ConsoleLab, browser: Browser, dark: bool) -> None:
+    """With TRANSOM_SCREENSHOTS=FOLDER each page's picture is kept there."""
+    page = new_page(browser, dark=dark)
+    page.set_viewport_size({"width": 1400, "height": 1500})  # Streamlit scrolls inside: a full page is no longer
+    folder = os.environ.get("TRANSOM_SCREENSHOTS")
+    incident = f"incident?id={HANG.replace('/', '%2F')}"
+    pages = {
+        "": "Jobs", "incidents": "of 6 incidents", incident: "Ranks that stand out", "job": "Attempts",
+        "recovery": "Audit, newest first", "checkpoints": "Steps by tier", "health": "Lag by topic",
+        "rules": "What recovery does about each class",
+    }  # fmt: skip
+    for path, words in pages.items():
+        page.goto(f"{lab.url}/{path}")
+        expect(page.get_by_text(words).first).to_be_visible(timeout=PATIENCE)
+        expect(page.locator("[data-testid='stException']")).to_have_count(0)
+        if folder:
+            page.wait_for_function("document.querySelectorAll('[data-testid=stSkeleton]').length === 0")
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            name = f"{path.partition('?')[0] or 'overview'}-{'dark' if dark else 'light'}.png"
+            page.screenshot(path=str(Path(folder) / name))
+    page.context.close()
 
 
 def test_a_record_service_that_ends_leaves_the_page_with_a_banner(lab: ConsoleLab, page: Page) -> None:
