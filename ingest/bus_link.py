@@ -34,7 +34,8 @@ from .rank_socket import FAULT_INJECTED, LOGS, METRICS, QUEUE_BYTES_MAX, QUEUE_P
 
 BEAT_SECONDS = 0.5
 BEAT_BEHIND_SECONDS = 0.5  # what other ranks of the node had said before is on the bus by now
-FLUSH_SECONDS_MAX = 2.0
+FLUSH_SECONDS_MAX = 4.0  # a busy `record` takes seconds; to send the same again sooner only makes it busier
+LAST_TRIES = 2
 RETRY_SECONDS_MAX = 10.0
 WAIT_SECONDS = 0.05
 PACKETS = (METRICS, LOGS, FAULT_INJECTED)
@@ -113,17 +114,20 @@ class BusLink:
 
     def drain(self, seconds: float) -> None:
         """At the end: what waits is handed over, as far as it goes at once."""
-        if seconds < FLUSH_SECONDS_MAX and not self.finished and self.error is None:
-            return  # between two flushes of the reporter: `pump` does it
+        if seconds < FLUSH_SECONDS_MAX:
+            return  # between two flushes of the reporter, even the last: its rows come before the end
         deadline = self._clock.monotonic() + seconds / 2.0
         while self._agreement.answer is None and not self._agreement.over and self._clock.monotonic() < deadline:
             self._agreement.look()  # a short job
             self._clock.sleep(WAIT_SECONDS)
-        self._retry_at = float("-inf")
         if self._agreement.answer is not None and not self._given_up:
-            self._say_who_is_there()
+            self._say_who_is_there(at_last=True)
         self._say_the_end()
-        self.pump()
+        for _ in range(LAST_TRIES):
+            self._retry_at = float("-inf")
+            self.pump()
+            if not (self._queue or self._unsent or self._unflushed):
+                break
 
     def receive(self) -> list[bytes]:
         """Nobody asks a rank anything by the bus."""
@@ -145,12 +149,13 @@ class BusLink:
 
     # What a launcher would say
 
-    def _say_who_is_there(self) -> None:
+    def _say_who_is_there(self, *, at_last: bool = False) -> None:
+        """`at_last`: this rank ends now, so that an attempt of which not all ranks have asked yet is told of, too."""
         now = self._clock.monotonic()
         if not self._begun:
             self._begun = True
             self._unsent.append(self._rank_started())
-        if self._hello.rank == 0 and not self._rolled and self._agreement.complete:
+        if self._hello.rank == 0 and not self._rolled and (self._agreement.complete or at_last):
             self._rolled = True
             places = tuple(
                 RankPlace(rank=one.rank, local_rank=one.local_rank, node=one.node) for one in self._agreement.members

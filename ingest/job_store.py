@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 def open_store(host: str, port: int) -> Store:
     """A client of the job's store. Raises what torch raises where nobody listens yet: RuntimeError and its kind."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch tells its public names too late
 
     with socket.create_connection((host, port), timeout=PROBE_SECONDS_MAX):
         pass  # else torch itself waits, for seconds between its tries, for one that is about to listen
@@ -140,7 +140,8 @@ class Agreement:
         if self._question.rank == 0:
             asked = store.add(ASKED, 0)
             self._answered = max(0, asked - STALE_MAX * self._world)
-            self.answer = self._newer(store, self._proposal())
+            if self.answer is None:  # else the store was away for a moment: the attempt is still the same
+                self.answer = self._newer(store, self._proposal())
             return
         number = store.add(ASKED, 1)
         store.set(f"{PREFIX}ask/{number}", msgspec.json.encode(self._question).decode())

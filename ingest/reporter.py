@@ -138,7 +138,7 @@ class Reporter:
         return self._dropped + self._rows.dropped + self._socket.dropped
 
     def stop(self) -> None:
-        """Send what is there and end the thread, within about half a second, to a bus two."""
+        """Send what is there and end the thread, within about half a second, to a slow bus ten."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 STEP_MAX = 2**53  # what every JSON reader can hold
 ROLE_CHARS_MAX = 120
-BUS_WORDS_SECONDS = 2.5  # for the last words to a bus, which is further away than a launcher
+BUS_WORDS_SECONDS = 10.0  # at most, for the last words to a bus that is slow: further away than a launcher
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 logger = logging.getLogger("transom")
@@ -133,7 +133,7 @@ class Run:
             self._reporter.add_line(line)
 
     def finish(self) -> None:
-        """Report the phase `finished` and what is left, for at most half a second, and then nothing."""
+        """Report the phase `finished` and what is left, at most half a second (a slow bus: ten), and then nothing."""
         self._finished = True
         if self._link is not None:
             self._link.finished = True

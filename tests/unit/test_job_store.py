@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
 
+from ingest.bus import BusUnavailable
+from ingest.bus_link import BusLink
 from ingest.clock import ManualClock
+from ingest.codec import Codec
+from ingest.events import AttemptStarted, ErrorRecord, RankExited, RankPlace
 from ingest.job_store import Agreement, Answer, Question, open_store
+from ingest.memory_bus import MemoryBus
+from ingest.rank_socket import Hello
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +91,76 @@ def test_a_job_of_one_rank_needs_no_store() -> None:
     one = Agreement(question, 1, lambda: Answer(job="alone", attempt=7), never, ManualClock(1.0))
     one.look()
     assert (one.answer, one.complete) == (Answer(job="alone", attempt=7), True)
+
+
+class BreakableStore:
+    """A store whose connection can be broken."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.broken = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.broken:
+            raise RuntimeError("Connection reset by peer")
+        return getattr(self._store, name)
+
+
+def test_rank_0_that_loses_the_store_for_a_moment_is_still_of_the_same_attempt(port: int) -> None:
+    clock = ManualClock(1000.0)
+    opened: list[BreakableStore] = []
+
+    def open_breakable() -> Any:
+        opened.append(BreakableStore(open_store("127.0.0.1", port)))
+        return opened[-1]
+
+    question = Question(rank=0, local_rank=0, node="n", nonce="moment")
+    one = Agreement(question, 2, lambda: Answer(job="theirs", attempt=7_000), open_breakable, clock)
+    one.look()
+    assert one.answer == Answer(job="theirs", attempt=7_000)
+    opened[0].broken = True
+    for _ in range(4):
+        clock.advance(3.0)
+        one.look()
+    assert len(opened) == 2
+    assert one.answer == Answer(job="theirs", attempt=7_000)
+
+
+class BusyProducer:
+    """The producer of a bus that is too busy to answer once."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self.busy = 1
+
+    def flush(self, timeout_seconds: float) -> None:
+        if self.busy:
+            self.busy -= 1
+            raise BusUnavailable("it does not answer (timed out)")
+        self._producer.flush(timeout_seconds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+
+def test_an_attempt_that_ends_before_all_have_asked_is_told_of_also_to_a_bus_that_is_busy_at_first(port: int) -> None:
+    clock = ManualClock(1000.0)
+    bus = MemoryBus(clock=clock)
+    bus.create_topics(1)
+    question = Question(rank=0, local_rank=0, node="n", nonce="early")
+    agreement = Agreement(
+        question, 2, lambda: Answer(job="theirs", attempt=9_000), lambda: open_store("127.0.0.1", port), clock
+    )
+    link = BusLink(
+        Hello(job="", attempt=0, rank=0, token="", pid=1), agreement, lambda: BusyProducer(bus.producer()), clock,
+        node="n", local_rank=0, world_size=2, leads=True, restarts_by="torchrun",
+    )  # fmt: skip
+    agreement.look()
+    link.error = ErrorRecord(type="ValueError", text="made by the test", traceback="")
+    link.drain(10.0)
+    link.close()
+    records = bus.consumer("test", ("events",)).poll(100, 0.0)
+    told = {type(message): message for message in (Codec().decode(one.headers, one.value) for one in records)}
+    assert told[AttemptStarted].attempt == 9_000
+    assert told[AttemptStarted].places == (RankPlace(rank=0, local_rank=0, node="n"),)
+    assert told[RankExited].error == link.error
