@@ -8,7 +8,7 @@ import pytest
 from detectors.verdict import Culprit, Evidence, FaultClass, Verdict
 from recovery.backend import NodeView, Observation, RankView
 from recovery.plan import Counters, JobSnapshot, Plan, Restart
-from recovery.policy import backoff_seconds, decide, retry_seconds, strengthen
+from recovery.policy import backoff_seconds, decide, retry_seconds, stale_effects, strengthen
 from recovery.policy_config import PolicyConfig
 from tests.recovery_world import JOB, verdict
 
@@ -75,6 +75,21 @@ def test_a_hang_is_looked_at_before_it_is_stopped() -> None:
 
 def test_detection_that_advises_only_to_notify_is_obeyed() -> None:
     assert plan_for(verdict("gpu_ecc", advice="notify")).verb == "notify"
+
+
+@pytest.mark.parametrize("fault_class", get_args(FaultClass))
+def test_a_job_that_somebody_else_restarts_is_only_told_of(fault_class: FaultClass) -> None:
+    ours = plan_for(verdict(fault_class))
+    plan = plan_for(verdict(fault_class, restarts_by="torchrun"))
+    assert (plan.verb, plan.excluded_nodes, plan.before_step) == ("notify", (), None)
+    if ours.verb != "notify":
+        assert "torchrun restarts this job" in plan.rule
+    assert stale_effects(verdict(fault_class, restarts_by="torchrun"), CONFIG) == ((), None)
+
+
+def test_an_older_attempt_s_lost_gpu_is_excluded_only_where_recovery_restarts_the_job() -> None:
+    assert stale_effects(verdict("gpu_lost"), CONFIG)[0] == ("n0",)
+    assert stale_effects(verdict("gpu_lost", restarts_by="torchrun"), CONFIG) == ((), None)
 
 
 def test_a_user_error_stops_the_job_with_its_text() -> None:
