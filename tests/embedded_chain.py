@@ -140,12 +140,13 @@ class Chain:
         self._started.append(process)
         return process
 
-    def up(self) -> subprocess.Popen[bytes]:
+    def up(self, seconds: float = DEADLINE_SECONDS) -> subprocess.Popen[bytes]:
         """All services, once they answer."""
         process = self.transom("up", "--no-console", "--config", str(self.config))
         eventually(
-            lambda: "record, detect and recover run" in self.shown("up") or process.poll() is not None, "services"
-        )
+            lambda: "record, detect and recover run" in self.shown("up") or process.poll() is not None,
+            "services", seconds,
+        )  # fmt: skip
         assert process.poll() is None, self.shown("up")
         return process
 
