@@ -64,13 +64,15 @@ class EngineLink:
         """Send a request without awaiting the answer. Raises EngineUnavailable, or EngineRefused where this rank is
         not taken. The descriptors stay the caller's."""
         with self._lock:
-            sock = self._connected()
-            try:
-                sock.settimeout(REQUEST_SECONDS_MAX)
-                wire.send(sock, request, descriptors)
-            except (OSError, wire.WireError) as error:
-                self._lose(f"the checkpoint engine at {self.path} went away: {error}")
-                raise EngineUnavailable(self.lost) from error
+            if self._sock is None:
+                self._connect(request, descriptors)
+            else:
+                try:
+                    self._sock.settimeout(REQUEST_SECONDS_MAX)
+                    wire.send(self._sock, request, descriptors)
+                except (OSError, wire.WireError) as error:
+                    self._lose(f"the checkpoint engine at {self.path} went away: {error}")
+                    raise EngineUnavailable(self.lost) from error
             posted = Posted()
             self._posted.append(posted)
             return posted
@@ -122,9 +124,8 @@ class EngineLink:
         self.lost = "a forked child does not save checkpoints"
         self._give_up(self.lost)
 
-    def _connected(self) -> socket.socket:
-        if self._sock is not None:
-            return self._sock
+    def _connect(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Connect and register, with the first request behind it."""
         if self._clock.monotonic() < self._next_try:
             raise EngineUnavailable(self.lost)
         try:
@@ -133,7 +134,7 @@ class EngineLink:
             self._lose(f"no checkpoint engine answers at {self.path}: {error}")
             raise EngineUnavailable(self.lost) from error
         try:
-            self._register(sock)
+            self._register(sock, request, descriptors)
         except (OSError, wire.WireError) as error:
             sock.close()
             self._lose(f"the checkpoint engine at {self.path} did not take this rank: {error}")
@@ -143,9 +144,10 @@ class EngineLink:
             self._lose(str(error))
             raise
         self._sock, self._backoff_seconds, self.lost = sock, 0.0, ""
-        return sock
 
-    def _register(self, sock: socket.socket) -> None:
+    def _register(self, sock: socket.socket, first: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """The engine is at work on the first request already while we hear that it takes us; if it does not, it
+        refuses that one too."""
         offers = list(self._offers())
         identity = self._identity
         request = {
@@ -159,12 +161,19 @@ class EngineLink:
             "memfds": self.in_use(),
         }
         wire.send(sock, request, [descriptor for _, descriptor in offers])
-        fields, descriptors = wire.receive(sock)
-        wire.close_all(descriptors)
+        unsent: OSError | wire.WireError | None = None
+        try:
+            wire.send(sock, first, descriptors)
+        except (OSError, wire.WireError) as error:
+            unsent = error  # why it hung up stands in what it sent before
+        fields, received = wire.receive(sock)
+        wire.close_all(received)
         if "error" in fields:
             raise EngineRefused(str(fields["error"]))
         self.directory = wire.text(fields, "directory")
         self._kept([slot for slot, _ in offers], wire.wholes(fields, "kept"))
+        if unsent is not None:
+            raise unsent
 
     def _receive(self, extra_seconds: float) -> None:
         """The next answer on the connection, for the request that was posted first."""
