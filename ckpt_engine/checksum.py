@@ -41,17 +41,30 @@ def threads_here() -> int:
 
 
 def crc32_of(buffer: memoryview, threads: int = 1) -> int:
-    """The CRC-32 of all of `buffer`, its parts computed side by side and then joined."""
-    parts = max(1, min(threads, len(buffer) // PART_BYTES_MIN))
-    if parts == 1:
+    """The CRC-32 of all of `buffer`, its parts computed side by side and then joined.
+
+    Each thread takes the next part when it has done one, so that a thread which is late, or has a busy core, does
+    less of it.
+    """
+    workers = max(1, min(threads, len(buffer) // PART_BYTES_MIN))
+    if workers == 1:
         return crc32(buffer)
-    size = -(-len(buffer) // parts)
-    pieces = [buffer[start : start + size] for start in range(0, len(buffer), size)]
-    with ThreadPoolExecutor(len(pieces) - 1, "checksum") as pool:
-        others = [pool.submit(crc32, piece) for piece in pieces[1:]]
-        whole = crc32(pieces[0])
-        for piece, other in zip(pieces[1:], others, strict=True):
-            whole = joined(whole, other.result(), len(piece))
+    pieces = [buffer[start : start + PART_BYTES_MIN] for start in range(0, len(buffer), PART_BYTES_MIN)]
+    left = iter(range(len(pieces)))  # one step of it is one instruction of the interpreter: no two get the same
+    crcs = [0] * len(pieces)
+
+    def work() -> None:
+        for index in left:
+            crcs[index] = crc32(pieces[index])
+
+    with ThreadPoolExecutor(workers - 1, "checksum") as pool:
+        others = [pool.submit(work) for _ in range(workers - 1)]
+        work()
+        for other in others:
+            other.result()
+    whole = crcs[0]
+    for piece, crc in zip(pieces[1:], crcs[1:], strict=True):
+        whole = joined(whole, crc, len(piece))
     return whole
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import types
 import zlib
 
@@ -35,6 +36,27 @@ def test_the_quick_one_computes_what_zlib_does(first: bytes, second: bytes) -> N
 def test_parts_make_no_difference(threads: int, size: int) -> None:
     content = random.Random(size).randbytes(size)
     assert crc32_of(memoryview(content), threads) == zlib.crc32(content)
+
+
+def test_a_late_thread_does_not_decide_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = random.Random(5).randbytes(4 * checksum.PART_BYTES_MIN)
+    late: list[int] = []
+
+    def slow(buffer: memoryview, value: int = 0) -> int:
+        if not late:
+            late.append(threading.get_ident())
+        if threading.get_ident() == late[0]:
+            done.wait(60.0)
+        else:
+            taken.append(len(buffer))
+            if len(taken) == 3:
+                done.set()
+        return zlib.crc32(buffer, value)
+
+    done, taken = threading.Event(), list[int]()
+    monkeypatch.setattr(checksum, "crc32", slow)
+    assert crc32_of(memoryview(content), 2) == zlib.crc32(content)
+    assert len(taken) == 3
 
 
 def test_a_library_that_is_missing_or_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
