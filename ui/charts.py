@@ -203,17 +203,19 @@ def chart_words(series: Series, culprits: frozenset[int]) -> str:
 
 
 def non_finite_marks(series: Series) -> tuple[Mark, ...]:
-    """The first NaN or infinity of each rank, as a mark: a line cannot show it."""
+    """The first NaN or infinity, and on how many ranks it followed, as a mark: a line cannot show it."""
     found: dict[int, tuple[int, str]] = {}
     for rank, step, value in series.non_finite:
         found.setdefault(rank, (step, value))
     marks: list[Mark] = []
-    for rank, (bad_step, value) in sorted(found.items()):
+    for rank, (bad_step, value) in sorted(found.items(), key=lambda one: (one[1][0], one[0])):
         times = [at for points in series.ranks.values() for at, step, _ in points if step == bad_step]
         if times:
             name = "NaN" if value == "nan" else value
             marks.append(Mark(min(times), f"{name} on rank {rank}, step {bad_step}", RED, top=True))
-    return tuple(marks[:RANK_LINES_MAX])
+    if len(marks) > 1:  # it spreads within a step or two: their names would lie on one another
+        return (Mark(marks[0].at, f"{marks[0].label}, then on {len(marks) - 1} more", RED, top=True),)
+    return tuple(marks)
 
 
 def newest_at(series: Series) -> float | None:

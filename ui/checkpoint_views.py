@@ -22,6 +22,7 @@ class StepStory:
 
     step: int
     at: float = 0.0
+    attempt: int = 0  # the newest that saved it: what a later attempt saves anew is not what was rejected
     complete: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     shards: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -36,7 +37,9 @@ class StepStory:
             return "✕ rejected"
         if self.verified:
             return "✓ verified"
-        return "● complete" if self.complete - self.gone else "… not complete"
+        if self.complete - self.gone:
+            return "● complete"
+        return "○ let go" if self.complete else "… not complete"
 
     @property
     def size_bytes(self) -> int:
@@ -46,10 +49,18 @@ class StepStory:
 def steps_of(rows: Iterable[Row]) -> tuple[StepStory, ...]:
     """The newest steps first."""
     stories: dict[int, StepStory] = {}
+    rejections: list[CheckpointEvent] = []  # each is of its step and of all later ones that had been saved by then
     for row in rows:
         event = row.message
-        if isinstance(event, CheckpointEvent):
+        if isinstance(event, CheckpointEvent) and event.state == "rejected":
+            rejections.append(event)
+        elif isinstance(event, CheckpointEvent):
             _take(stories.setdefault(event.step, StepStory(event.step)), event)
+    for bad in rejections:
+        for story in stories.values():
+            if story.step >= bad.step and story.attempt <= bad.attempt:
+                story.rejected = True
+                story.notes.append(f"rejected: {bad.reason}" if bad.reason else "rejected")
     return tuple(stories[step] for step in sorted(stories, reverse=True)[:STEPS_SHOWN_MAX])
 
 
@@ -63,7 +74,7 @@ def table_rows(steps: Sequence[StepStory], now: float) -> tuple[tuple[str, ...],
     return tuple(
         (
             f"{one.step:,}", one.state, *(_tier_words(one, tier) for tier in TIERS), size_words(one.size_bytes),
-            seconds_words(one.seconds) if one.seconds else "–", age_words(one.at, now),
+            seconds_words(one.seconds) if one.seconds else "–", age_words(one.at or None, now),
             "; ".join(dict.fromkeys(one.notes)) or "–",
         )
         for one in steps
@@ -83,6 +94,7 @@ def size_words(size_bytes: int) -> str:
 def _take(story: StepStory, event: CheckpointEvent) -> None:
     if event.state in {"sealed", "backed_up", "durable", "complete"}:
         story.at = max(story.at, event.at)
+        story.attempt = max(story.attempt, event.attempt)
     if event.state == "complete":
         story.complete.add(event.tier)
         story.gone.discard(event.tier)
@@ -92,8 +104,7 @@ def _take(story: StepStory, event: CheckpointEvent) -> None:
         story.shards.setdefault(event.tier, {})[event.rank] = event.size_bytes
         story.seconds = max(story.seconds, event.seconds)
     story.verified |= event.state == "verified"
-    story.rejected |= event.state == "rejected"
-    if event.reason and event.state in {"rejected", "damaged", "failed", "fallback"}:
+    if event.reason and event.state in {"damaged", "failed", "fallback"}:
         story.notes.append(f"{event.state}: {event.reason}")
 
 

@@ -15,8 +15,14 @@ from ui.words import metric_unit, metric_words, number_words
 COLUMNS_MAX = 90
 RANKS_MAX = 64  # rows of the picture: the ranks that stand out most
 TOP_MAX = 8
-RATIO_MAX = 4.0  # the scale ends there; what is worse has the same colour and its number in the tooltip
-HEADS = ("Rank", "Farthest from its peers", "Its value there", "Peers' median then", "Typical value", "Peers' typical")
+RATIO_MAX = 4.0  # said where the peers' median is zero: any number would be as true
+SPREAD_MIN, SPREAD_MAX = (
+    0.25,
+    1.0,
+)  # of the colours around 1; what is farther has the last one, its number in the tooltip
+# Low to high around a middle that is the page's own ground, light or dark: what is like its peers recedes.
+COLOURS = ("#3b6fb6", "rgba(133,147,166,0.22)", "#d6392f")
+HEADS = ("Rank", "Farthest", "Value then", "Peers then", "As a rule", "Peers as a rule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ def heatmap(series: Series, grid: Grid, shown: Sequence[int]) -> dict[str, Any]:
         for bucket, value in grid.cells.get(rank, {}).items()
     ]
     frame = pd.DataFrame(cells, columns=["time", "rank", "times the median"])
+    spread = _spread(cells)
     return {
         "animation": False,
         "dataset": [{"source": frame}],
@@ -94,11 +101,13 @@ def heatmap(series: Series, grid: Grid, shown: Sequence[int]) -> dict[str, Any]:
         "tooltip": {"confine": True, "valueFormatter": "%.2f"},
         "xAxis": {"type": "category", "data": [_clock(grid, bucket) for bucket in buckets],
                   "axisLabel": {"hideOverlap": True}},
-        "yAxis": {"type": "category", "data": [f"rank {rank}" for rank in shown], "axisLabel": {"hideOverlap": True}},
+        "yAxis": {"type": "category", "inverse": True, "data": [f"rank {rank}" for rank in shown],
+                  "axisLabel": {"hideOverlap": True}},
         "visualMap": {
-            "type": "continuous", "min": 0.0, "max": max(2.0, min(RATIO_MAX, _largest(cells))), "calculable": True,
-            "dimension": 2, "right": 0, "top": "middle", "itemHeight": 120, "precision": 2,
-            "text": ["times the median", ""], "inRange": {"color": ["#3b6fb6", "#d9dee5", "#f0a35b", "#b3261e"]},
+            "type": "continuous", "min": 1.0 - spread, "max": 1.0 + spread, "calculable": False, "dimension": 2,
+            "orient": "vertical", "right": 0, "top": "middle", "itemHeight": 120, "itemWidth": 12, "precision": 2,
+            "text": [f"{1.0 + spread:.2f} times", f"{1.0 - spread:.2f} times"], "textGap": 6,
+            "inRange": {"color": list(COLOURS)},
         },
         "series": [{
             "type": "heatmap", "name": metric_words(series.metric), "datasetIndex": 0, "progressive": 0,
@@ -144,8 +153,9 @@ def _ratio(value: float, middle: float) -> float:
     return value / middle
 
 
-def _largest(cells: Sequence[tuple[int, int, float]]) -> float:
-    return max((value for _, _, value in cells), default=2.0)
+def _spread(cells: Sequence[tuple[int, int, float]]) -> float:
+    """How far the colours reach on either side of 1: what is like its peers is always the middle one."""
+    return round(max(SPREAD_MIN, min(SPREAD_MAX, max((abs(value - 1.0) for _, _, value in cells), default=0.0))), 2)
 
 
 def _clock(grid: Grid, bucket: int) -> str:

@@ -10,6 +10,7 @@ from ui.views import onset
 from ui.words import SEVERITIES, class_words, severity_words
 
 LANES_MAX = 12
+ROOM = 0.02  # of the time shown, left and right: no shape lies on the frame
 SHAPES = {"critical": "rect", "error": "diamond", "warning": "triangle", "info": "circle"}
 COLOURS = {"critical": "#d64545", "error": "#d9742b", "warning": "#c98a1b", "info": "#3f7fbf"}
 
@@ -28,14 +29,16 @@ def lanes(rows: Sequence[IncidentView], now: float) -> dict[str, Any]:
             "type": "scatter", "name": severity_words(severity), "data": points, "symbol": SHAPES[severity],
             "symbolSize": 12, "itemStyle": {"color": COLOURS[severity]}, "tooltip": {"formatter": "{b}"},
         })  # fmt: skip
+    first = min((onset(row) for row in rows), default=now)
+    room = ROOM * max(1.0, now - first)
     return {
         "animation": False,
         "useUTC": True,
-        "legend": {"top": 0, "left": 0},
+        "legend": {"top": 0, "left": 0, "itemWidth": 12, "itemHeight": 12, "itemGap": 16},
         "grid": {"left": 8, "right": 20, "top": 32, "bottom": 26, "containLabel": True},
         "tooltip": {"trigger": "item", "confine": True},
-        "xAxis": {"type": "time", "max": round(now * 1000.0), "splitLine": {"show": False},
-                  "axisLabel": {"hideOverlap": True}},
+        "xAxis": {"type": "time", "min": round((first - room) * 1000.0), "max": round((now + room) * 1000.0),
+                  "splitLine": {"show": False}, "axisLabel": {"hideOverlap": True}},
         "yAxis": {"type": "category", "data": jobs, "splitLine": {"show": True}},
         "series": series,
     }  # fmt: skip

@@ -104,23 +104,32 @@ def incident_cards(rows: Sequence[IncidentView], now: float) -> str:
         f'<div class="t-tags">{chip(row.severity)}{tag(class_words(row.fault_class), strong=True)}'
         f'<span class="t-when">{escape(age_words(onset(row), now))}</span></div>'
         f"<p>{escape(row.summary)}</p>"
-        f"<small>{escape(culprit_words(pairs(row)))} · {escape(action_words(row))} · "
-        f"{escape(state_words(row.state, row.status))}</small></a></li>"
+        f"<small>{escape(_in_short(row))}</small></a></li>"
         for row in rows
     )
     return f'<ul class="t-cards">{cards}</ul>'
+
+
+def _in_short(row: IncidentView) -> str:
+    """Who, what was done and how it stands; nothing where nothing was done."""
+    done = (action_words(row),) if row.action is not None else ()
+    return " · ".join((culprit_words(pairs(row)), *done, state_words(row.state, row.status)))
 
 
 def incident_href(incident_id: str) -> str:
     return f"incident?id={quote(incident_id, safe='')}"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    """A plain table; for a screen reader it has a caption and column heads."""
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str, *, wide_second: bool = False) -> str:
+    """A plain table; for a screen reader it has a caption and column heads.
+
+    `wide_second`: its second column holds sentences, which many others must not squeeze.
+    """
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    kind = "t-table t-wide-second" if wide_second else "t-table"
     return (
-        f'<div class="t-scroll"><table class="t-table"><caption>{escape(caption)}</caption>'
+        f'<div class="t-scroll"><table class="{kind}"><caption>{escape(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

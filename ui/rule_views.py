@@ -24,8 +24,9 @@ def rule_rows(rules: Iterable[Rule], words: str = "") -> tuple[tuple[str, ...], 
         text = " ".join((rule.id, rule.fault_class, rule.role, rule.pattern, rule.source)).lower()
         if all(word in text for word in wanted):
             off = "" if rule.enabled else " (off)"
+            severity = severity_words(rule.severity).replace(" ", "\N{NO-BREAK SPACE}")  # shape and word on one line
             rows.append((
-                rule.id + off, class_words(rule.fault_class), rule.role, severity_words(rule.severity),
+                rule.id + off, class_words(rule.fault_class), rule.role, severity,
                 rule.advice.replace("_", " "), pattern, rule.source,
             ))  # fmt: skip
     return tuple(rows)

@@ -73,7 +73,10 @@ def top_bar(title: str) -> bool:
 
 
 def live_toggle(place: DeltaGenerator) -> bool:
-    """Whether the page refreshes by itself; kept in the URL."""
+    """Whether the page refreshes by itself; kept in the URL. A finished ledger has nothing new, and says so."""
+    if address().finished:
+        place.caption("finished, read-only")
+        return False
     with place, st.container(horizontal=True, horizontal_alignment="right"):
         return bool(st.toggle("Live", value=True, key="live", bind="query-params"))
 

@@ -116,16 +116,16 @@ def test_the_checkpoints_page_says_from_where_the_job_would_go_on(simulated: Led
 
 
 def test_a_rejected_step_is_passed_over_and_shards_are_counted() -> None:
-    def event(step: int, state: str, rank: int = -1, tier: str = "memory", size: int = 0) -> Row:
+    def event(step: int, state: str, rank: int = -1, tier: str = "memory", size: int = 0, attempt: int = 1) -> Row:
         reason = "a flip" if state == "rejected" else ""
         fields = {
-            "job": JOB, "attempt": 1, "rank": rank, "node": "n", "sequence": 0, "at": NOW, "state": state,
+            "job": JOB, "attempt": attempt, "rank": rank, "node": "n", "sequence": 0, "at": NOW, "state": state,
             "step": step, "tier": tier, "size_bytes": size, "reason": reason,
         }  # fmt: skip
         return Row(seq=step, kind="checkpoint.v1", message=msgspec.convert(fields, CheckpointEvent))
 
     rows = [event(10, "complete"), event(10, "durable", 0, "disk", 1 << 30), event(20, "complete"),
-            event(20, "rejected"), event(30, "sealed", 0), event(30, "sealed", 1)]  # fmt: skip
+            event(20, "rejected"), event(30, "sealed", 0, attempt=2), event(30, "sealed", 1, attempt=2)]  # fmt: skip
     steps = checkpoint_views.steps_of(rows)
     best = checkpoint_views.restorable(steps)
     assert best is not None
@@ -135,6 +135,23 @@ def test_a_rejected_step_is_passed_over_and_shards_are_counted() -> None:
     assert table[1][1] == "✕ rejected"
     assert "a flip" in table[1][-1]
     assert table[2][6] == "1 GiB"
+
+
+def test_a_rejection_is_of_all_later_steps_too_until_they_are_saved_anew() -> None:
+    def event(step: int, state: str, attempt: int) -> Row:
+        fields = {
+            "job": JOB, "attempt": attempt, "rank": -1, "node": "n", "sequence": 0, "at": NOW, "state": state,
+            "step": step, "tier": "disk", "reason": "",
+        }  # fmt: skip
+        return Row(seq=step, kind="checkpoint.v1", message=msgspec.convert(fields, CheckpointEvent))
+
+    saved = [event(130, "complete", 3), event(135, "complete", 3), event(140, "complete", 3)]
+    steps = checkpoint_views.steps_of([*saved, event(133, "rejected", 3)])
+    assert [(one.step, one.rejected) for one in steps] == [(140, True), (135, True), (130, False)]
+    steps = checkpoint_views.steps_of([*saved, event(133, "rejected", 3), event(135, "complete", 4)])
+    assert [one.step for one in steps if one.rejected] == [140]
+    steps = checkpoint_views.steps_of([*saved, event(140, "evicted", 3)])
+    assert steps[0].state == "○ let go"
 
 
 def test_the_pipeline_and_rules_pages_are_drawn(simulated: LedgerWithRows) -> None:
@@ -181,6 +198,19 @@ def test_of_many_ranks_the_picture_shows_those_that_stand_out_and_the_culprits()
     assert found[0].rank == 700
     assert len(shown) == deviations.RANKS_MAX
     assert {3, 700} <= set(shown)
+
+
+@pytest.mark.parametrize("worst", [1.1, 1.6, 40.0])
+def test_what_is_like_its_peers_has_the_middle_colour_however_far_the_others_are(worst: float) -> None:
+    ranks: dict[str, list[tuple[float, int, float | None]]] = {
+        str(rank): [(NOW + step, step, worst if rank == 2 else 1.0) for step in range(30)] for rank in range(4)
+    }
+    series = Series(metric="train.compute.own", ranks=ranks, median=[], non_finite=[])
+    grid = deviations.grid_of(series)
+    assert grid is not None
+    scale = deviations.heatmap(series, grid, (0, 1, 2, 3))["visualMap"]
+    assert (scale["min"] + scale["max"]) / 2.0 == pytest.approx(1.0)
+    assert len(scale["inRange"]["color"]) % 2 == 1
 
 
 def test_a_bundle_is_a_zip_with_story_series_and_log_and_the_same_bytes_again(simulated: LedgerWithRows) -> None:

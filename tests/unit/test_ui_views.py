@@ -293,6 +293,8 @@ def test_nan_samples_leave_a_gap_and_a_mark() -> None:
     assert list(charts.rank_frame(series.ranks["0"])["value"].isna()) == [False, True, True]
     marks = charts.non_finite_marks(series)
     assert [(mark.at, mark.label) for mark in marks] == [(1.0, "NaN on rank 0, step 1")]
+    spread = msgspec.structs.replace(series, non_finite=[(1, 2, "nan"), (0, 1, "nan"), (2, 2, "nan")])
+    assert [mark.label for mark in charts.non_finite_marks(spread)] == ["NaN on rank 0, step 1, then on 2 more"]
 
 
 def test_the_band_is_the_peers_range_and_breaks_where_nobody_spoke() -> None:

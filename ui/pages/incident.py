@@ -42,7 +42,8 @@ def draw(source: Ledger, now: float, incident_id: str) -> None:
     shell.heading("What we saw")
     evidence = views.evidence_rows(story)
     if evidence:
-        st.html(markup.table(views.EVIDENCE_HEADS, evidence, "Evidence of the newest revision of the verdict"))
+        caption = "Evidence of the newest revision of the verdict"
+        st.html(markup.table(views.EVIDENCE_HEADS, evidence, caption, wide_second=True))
     else:
         st.caption("The verdict carries no evidence.")
     sentence, groups = views.stack_groups(story)
@@ -52,7 +53,11 @@ def draw(source: Ledger, now: float, incident_id: str) -> None:
         st.html(markup.table(views.STACK_HEADS, groups, "Ranks grouped by their Python stacks"))
     _log(source, story)
     shell.heading("Decisions, receipts and people, in order")
-    st.html(markup.table(views.AUDIT_HEADS, views.audit_rows(story), "Everything that was decided and done"))
+    decided = views.audit_rows(story)
+    if decided:
+        st.html(markup.table(views.AUDIT_HEADS, decided, "Everything that was decided and done"))
+    else:
+        st.caption("Nothing was decided. See what recovery would do: `transom recover --dry-run`.")
     st.caption(f"Incident {row.incident_id} · the same on the command line: `transom explain {row.incident_id}`")
 
 
