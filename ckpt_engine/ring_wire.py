@@ -28,6 +28,7 @@ OBJECT_BYTES_MAX = 256 << 10
 RAW_BYTES_MAX = 16 << 20
 PREFIX = struct.Struct("!4sII")
 PROOF_BYTES = 32
+WAKE_BYTES = 256 << 10  # of raw bytes that must be there before a receiver is woken: it is for fewer system calls
 
 
 class PeerError(WireError):
@@ -68,6 +69,8 @@ class Channel:
         self._io_seconds_max = io_seconds_max
         self._keys: tuple[bytes, bytes] | None = None  # of what we send, of what we receive
         self._sent = self._received = 0
+        self._wakes_at_bytes = 1
+        self._can_wait = not isinstance(sock, ssl.SSLSocket)  # whose records end where they like
 
     def secure(self, session_key: bytes, *, as_server: bool) -> None:
         """From here on every object carries a proof, each direction with its own key."""
@@ -118,14 +121,15 @@ class Channel:
     def receive_raw(self, into: memoryview) -> None:
         """The next raw bytes of the frame received last, as many as `into` has room for."""
         assert len(into) <= self.raw_bytes
-        self._fill(into)
+        self._fill(into, together=True)
         self.raw_bytes -= len(into)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.close()
 
-    def _fill(self, view: memoryview, wait_seconds: float = 0.0) -> None:
+    def _fill(self, view: memoryview, wait_seconds: float = 0.0, *, together: bool = False) -> None:
+        """`together`: sleep until much of it is there, not after each packet."""
         deadline = min(self._clock.monotonic() + self._io_seconds_max + wait_seconds, self.until)
         done = 0
         try:
@@ -134,12 +138,18 @@ class Channel:
                 if left <= 0:  # trickling bytes do not put it off
                     raise PeerError(f"the peer sent nothing whole within {self._io_seconds_max:g} s")
                 self._sock.settimeout(left)
+                self._wake_at(min(len(view) - done, WAKE_BYTES) if together else 1)
                 got = self._sock.recv_into(view[done:])
                 if not got:
                     raise PeerError("the peer closed the connection")
                 done += got
         except OSError as error:
             raise PeerError(f"the peer sends no more: {error}") from error
+
+    def _wake_at(self, size_bytes: int) -> None:
+        if self._can_wait and size_bytes != self._wakes_at_bytes:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+            self._wakes_at_bytes = size_bytes
 
 
 def _proof(key: bytes, number: int, head: bytes) -> bytes:
