@@ -127,20 +127,26 @@ def test_rank_0_that_loses_the_store_for_a_moment_is_still_of_the_same_attempt(p
 
 
 class BusyProducer:
-    """The producer of a bus that is too busy to answer once."""
+    """The producer of a bus that is too busy to answer once; what was not flushed is lost, as over HTTP."""
 
     def __init__(self, producer: Any) -> None:
         self._producer = producer
-        self.busy = 1
+        self._waiting: list[tuple[Any, ...]] = []
+        self._busy = True
+
+    def send(self, *encoded: Any) -> None:
+        self._waiting.append(encoded)
 
     def flush(self, timeout_seconds: float) -> None:
-        if self.busy:
-            self.busy -= 1
+        if self._busy:
+            self._busy = False
             raise BusUnavailable("it does not answer (timed out)")
+        for encoded in self._waiting:
+            self._producer.send(*encoded)
         self._producer.flush(timeout_seconds)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._producer, name)
+    def close(self) -> None:
+        self._producer.close()
 
 
 def test_an_attempt_that_ends_before_all_have_asked_is_told_of_also_to_a_bus_that_is_busy_at_first(port: int) -> None:
