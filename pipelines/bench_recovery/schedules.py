@@ -34,9 +34,10 @@ FAILURES_SHOWN_MAX = 5
 CUTS_MAX = 5
 CUT_POINTS_MAX = 90
 RESTARTING: tuple[FaultClass, ...] = ("rank_lost", "hang", "gpu_lost", "nan", "collective_timeout", "network_error")
+# Three lost GPUs on three of five nodes would rightly be held for a person: the breaker has tests of its own.
 CONFIG = PolicyConfig(
     probation_steps=3, probation_seconds=1.0, retry_seconds=0.2, retry_seconds_max=1.0, backoff_seconds=1.0,
-    stop_seconds_max=1e6, probation_seconds_max=1e6,
+    stop_seconds_max=1e6, probation_seconds_max=1e6, breaker_nodes_max=FAULTS_MAX, breaker_share=1.0,
 ).with_modes({"gpu_lost": "auto"})  # fmt: skip
 
 
