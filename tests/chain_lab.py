@@ -21,8 +21,8 @@ from ingest.codec import Codec, Undecodable
 from ingest.events import TOPICS, DeviceMetrics, Logs, Message, Metrics, NodeHeartbeat
 from ingest.kafka_bus import KafkaBus
 from pipelines.ledger.client import LedgerClient
-from pipelines.ledger.ledger import Ledger
 from pipelines.ledger.columns import NO_STEP
+from pipelines.ledger.ledger import Ledger
 from pipelines.ledger.shapes import LedgerUnavailable
 from pipelines.ledger.tables import STORY_TABLES, TABLE_OF_KIND
 from pipelines.open_bus import own_command
