@@ -317,7 +317,7 @@ class ExpectedRows:
             elif isinstance(message, DeviceMetrics):
                 for name, values in message.columns.items():
                     for value in values:
-                        if value is not None and message.rank >= 0:
+                        if value is not None:
                             self.samples[message.job, message.attempt, message.rank, NO_STEP, name, value] += 1
             elif isinstance(message, Logs):
                 for index, line in enumerate(message.lines):
