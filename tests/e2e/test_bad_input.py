@@ -204,7 +204,7 @@ def test_a_dead_broker_at_the_start_is_one_sentence_and_burns_no_job_name(comman
 
 
 NOT_THERE = [
-    ("replay none", "is not a recorded run"),
+    ("replay none", "there is no none; give a recording"),
     ("ckpt verify none", "there is no folder none"),
     ("ckpt verify .", "there is no complete checkpoint in ."),
     ("ckpt inspect none --step 1", "there is no folder none"),
