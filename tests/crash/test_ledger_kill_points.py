@@ -19,7 +19,7 @@ from pipelines.ledger import parts
 from pipelines.ledger.ledger import Ledger
 from tests.crash.test_ledger_kill_points import POINTS, first, second
 
-parts.MERGE_PARTS = 2
+parts.MERGE_PARTS = parts.MERGE_GAIN = 2
 
 
 def die(*arguments, **keywords):
@@ -61,7 +61,7 @@ def run(folder, point):
         "in the transaction": lambda: before(connection, "commit"),
         "after the commit": lambda: after(connection, "commit"),
         "merge not committed": lambda: before(ledger.parts, "merged_name"),
-        "merged, old files there": lambda: before(ledger, "_doom"),
+        "merged, old files there": lambda: before(ledger._upkeep, "_doom"),
     }[point]()
     ledger.commit(force=True)
 
