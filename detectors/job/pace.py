@@ -49,7 +49,7 @@ class PaceConfig:
     phases: PhasesConfig = field(default_factory=PhasesConfig)
     change: ChangePointConfig = field(default_factory=ChangePointConfig)
     row_seconds_min: float = 1.0  # shorter steps are taken together: neighbours come and go within seconds
-    many_nodes: int = 4  # no burst of a neighbour moves the median of the ranks of so many machines
+    many_nodes: int = 4  # one neighbour's burst does not move the median of the ranks of so many machines
     many_persist_max: int = 24
     many_sigmas: float = 4.75  # of the median since the onset: the median of eight nodes still has bursts of its own
     many_step_share: float = 0.8  # of `change_min`: by so much a step has to be longer for what all do to be told
