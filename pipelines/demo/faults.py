@@ -146,9 +146,7 @@ def expected_resume(outcome: Outcome, story: Story, before: AttemptStory) -> int
     """
     decided_at = outcome.action.at if outcome.action is not None else outcome.injected_at
     bound = outcome.bad_step
-    on_disk = [
-        step for (_, step), at in story.complete_at.items() if at <= decided_at and (bound is None or step < bound)
-    ]
+    on_disk = [step for step in story.complete_on_disk(decided_at) if bound is None or step < bound]
     in_memory = None if outcome.fault.verb == "exclude_and_restart" else before.newest_sealed(bound)
     found = [*on_disk, *([] if in_memory is None else [in_memory])]
     return max(found, default=None)

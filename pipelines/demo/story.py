@@ -71,6 +71,15 @@ class Story:
     def current(self) -> AttemptStory | None:
         return self.attempts.get(self.attempt)
 
+    def complete_on_disk(self, at: float) -> list[int]:
+        """Steps whose shards were all on disk then, without those that were rejected: by their step and attempt."""
+        return [
+            step
+            for (attempt, step), complete_at in self.complete_at.items()
+            if complete_at <= at
+            and not any(attempt <= event.attempt and step >= event.step for event in self.rejected_from)
+        ]
+
     def poll(self) -> list[Any]:
         """Read what has come; returns the messages of this job that are new."""
         fresh: list[Any] = []

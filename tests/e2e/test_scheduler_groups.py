@@ -76,12 +76,12 @@ def test_what_a_replacement_excludes_is_cordoned_once(control_plane: ControlPlan
 def test_without_the_right_it_is_said_and_affinity_is_what_there_is(
     control_plane: ControlPlane, kube_job: KubeJob
 ) -> None:
-    give(control_plane, "user0", kube_job.namespace)
-    allocation = kube_job.allocation("user0", cordon=True)
+    give(control_plane, "uncordoning", kube_job.namespace)
+    allocation = kube_job.allocation("uncordoning", cordon=True)
     (said,) = allocation.missing_rights()
     assert "no right to patch nodes in the cluster (recover.backends.kubernetes.cordon)" in said
     assert "affinity only" in said
-    assert kube_job.allocation("user0").missing_rights() == ()
+    assert kube_job.allocation("uncordoning").missing_rights() == ()
     bad = kube_job.submit(allocation)[0]
     assert bad not in kube_job.replace(allocation, 2, bad)
     assert cordoned(control_plane) == set()

@@ -31,7 +31,7 @@ CONTROLLERS = (
     "node-lifecycle-controller",
     "taint-eviction-controller",
 )
-USERS = ("recover", *(f"user{number}" for number in range(12)))  # each without any right until a test gives it some
+USERS = ("recover", "uncordoning", *(f"user{number}" for number in range(12)))  # no rights until a test gives some
 ADDRESSES = ("api", "etcd", "peer", "controllers", "scheduler")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ckpt_engine.client import Checkpointer
-from tests.ckpt_lab import Lab, engine_in_thread
+from tests.ckpt_lab import Lab, engine_in_thread, eventually
 from tests.ring_lab import ring_engine, ring_of
 
 
@@ -34,7 +34,7 @@ def test_a_rank_goes_on_from_what_the_next_node_kept_when_its_own_is_lost(tmp_pa
         assert (report.tier, report.step, report.verified) == ("peer", 7, True)
         assert into["step"] == 7
         assert torch.equal(into["weight"], state(7.0)["weight"])
-        assert third.told("loaded", 7, "peer")
+        eventually(lambda: third.told("loaded", 7, "peer"), "the engine's word that the rank loaded")
         assert theirs.save(state(8.0), 8).sealed.reached
         assert ring_of(third).store.whole() == []
         theirs.close()

@@ -154,6 +154,17 @@ def test_after_the_loss_of_a_node_only_the_disk_counts(step: int, excluded: tupl
     assert stage.judged(XID, node="node1").right is right
 
 
+def test_what_an_earlier_nan_spoilt_is_no_step_to_resume_from() -> None:
+    stage = Stage()
+    stage.checkpoint(1, -1, "complete", 20, "disk")
+    stage.checkpoint(1, -1, "rejected", 20, "disk")
+    stage.verdict("gpu_lost", Culprit(node="node1"))
+    stage.action("exclude_and_restart", excluded=("node1",))
+    stage.resume(5, ("memory", "memory", "disk", "disk"))
+    outcome = stage.judged(XID, node="node1")
+    assert outcome.right, outcome.why
+
+
 def test_faults_are_chosen_by_name_and_an_unknown_one_is_said() -> None:
     assert [fault.name for fault in chosen_faults("nan, kill")] == ["kill", "nan"]
     assert chosen_faults("none") == ()

@@ -350,6 +350,7 @@ def test_an_injected_nan_is_in_the_loss_of_its_step(launcher: FakeLauncher, run:
     assert [math.isnan(loss) for loss in losses[:3]] == [False, False, True]
     rows = rows_of(launcher, run)
     assert min(step for step, row in rows.items() if math.isnan(row["train.loss"])) == 12
+    launcher.wait_for(lambda: launcher.of("fault_injected.v1"))  # goes out after the rows of its step
     (fault,) = launcher.of("fault_injected.v1")
     assert (fault["fault"], fault["parameters"]["step"]) == ("nan", 12.0)
 
